@@ -35,7 +35,7 @@ def unpacked(folder: Path, to: Path) -> Path:
     done, stamp = to / ".packed", f"{packed.resolve()} {packed.stat().st_size} {packed.stat().st_mtime_ns}"
     if not done.exists() or done.read_text() != stamp:
         shutil.rmtree(to, ignore_errors=True)
-        with tarfile.open(packed) as archive:
+        with tarfile.open(packed, "r:xz") as archive:
             archive.extractall(to, filter="data")
         done.write_text(stamp)
     return to

@@ -59,9 +59,17 @@ class LayerQuantizer:
     def quantize_alone(self) -> QuantizedLayer:
         """Returns the layer with every weight quantized by itself."""
         for name in quantized_names(self._program, self._ops):
-            parts = self._weights[name].split([shape[0] for shape in self._shapes[name].shapes])
-            self._rounded[name] = [self._scheme.rounded(part, None) for part in parts]
+            self._round(name)
         return QuantizedLayer(self._rounded, self._plain)
+
+    def _round(self, name: str) -> None:
+        parts = self._weights[name].split([shape[0] for shape in self._shapes[name].shapes])
+        self._rounded[name] = [self._scheme.rounded(part, None) for part in parts]
+
+    def _alone(self, name: str) -> None:
+        """Quantizes a weight by itself, and has the ops after it read its quantized values."""
+        self._round(name)
+        self._weights[name] = torch.cat([part.values() for part in self._rounded[name]])
 
     def quantize_with_text(self, states: States, after: Callable[[int], set[str]], last: bool) -> QuantizedLayer:
         """Returns the layer quantized product by product over the calibration text.
@@ -91,6 +99,9 @@ class LayerQuantizer:
         return torch.stack((peaks[0], peaks[1] / self._value_factors))
 
     def _linear(self, op: Linear, states: States) -> None:
+        if not self._scheme.needs_text:  # the text is read for KV's scales alone
+            self._alone(op.weight)
+            return
         weight = self._weights[op.weight]
         stats = ActivationStats(weight.shape[1], states.samples * states.tokens)
         for sample in range(states.samples):
@@ -142,6 +153,10 @@ class LayerQuantizer:
 
     def _experts(self, op: Moe, states: States) -> None:
         """Quantizes each expert on the rows routed to it; gate and up first, then down."""
+        if not self._scheme.needs_text:
+            self._alone(op.gate_up)
+            self._alone(op.down)
+            return
         activation = gate_of(op, self._weights)
         gate_up = self._weights[op.gate_up].unflatten(0, (op.experts, -1))
         down = self._weights[op.down].unflatten(0, (op.experts, -1))

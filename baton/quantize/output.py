@@ -68,6 +68,7 @@ class OutputFolder:
         """Stores a copy of ``states``, the input of layer ``layer``, and deletes those of other layers."""
         part = self.work / "next"
         states.copy(part)
+        shutil.rmtree(self.kept(layer), ignore_errors=True)  # of a run that was stopped here
         os.replace(part, self.kept(layer))
         for path in self.work.glob("layer-*"):
             if path != self.kept(layer):

@@ -128,7 +128,8 @@ class _Work:
     def first(self) -> int:
         """Returns the number of the first layer that isn't finished."""
         if self._needs_text:
-            return min(int(path.name.split("-")[1]) for path in self._output.work.glob("layer-*"))
+            # The newest input: an older one may be half deleted.
+            return max(int(path.name.split("-")[1]) for path in self._output.work.glob("layer-*"))
         return next(
             (layer for layer in range(len(self._layers)) if not self._output.has(layer + 1)), len(self._layers)
         )
@@ -143,10 +144,13 @@ class _Work:
         self._source.release()
         rounder = LayerQuantizer(self._source.program, ops, weights, self._source.weights, self._scheme, dtypes)
         del weights
-        found = self._over_text(layer, rounder) if self._needs_text else rounder.quantize_alone()
+        found, states = self._over_text(layer, rounder) if self._needs_text else (rounder.quantize_alone(), None)
         self._output.write(layer + 1, self._tensors(found, names) | self._kv_scales(found, ops))
+        if states is not None and layer + 1 < len(self._layers):
+            self._output.keep(states, layer + 1)  # deletes this layer's input, which is no longer needed
 
-    def _over_text(self, layer: int, rounder: LayerQuantizer) -> QuantizedLayer:
+    def _over_text(self, layer: int, rounder: LayerQuantizer) -> tuple[QuantizedLayer, States]:
+        """Returns the quantized layer, and the next layer's input if there is one."""
         last = layer == len(self._layers) - 1
         kept = States(self._output.kept(layer), len(self._samples), len(self._samples[0]))
         states = kept.copy(self._output.work / "now")
@@ -155,10 +159,7 @@ class _Work:
         def after(done: int) -> set[str]:
             return live([*self._layers[layer][done:], *rest], {"x"})
 
-        found = rounder.quantize_with_text(states, after, last)
-        if not last:
-            self._output.keep(states, layer + 1)
-        return found
+        return rounder.quantize_with_text(states, after, last), states
 
     def _tensors(self, found: QuantizedLayer, names: list[str]) -> dict[str, PiecewiseTensor]:
         tensors: dict[str, PiecewiseTensor] = {}

@@ -154,9 +154,14 @@ def main() -> int:
     asked = parser.parse_args()
     parts = asked.folder if asked.plain else asked.folder.with_name(f"{asked.folder.name}.parts")
     download(parts / "wheels", asked.python, pins(there=asked.there.lower().split(",")))
+    shutil.rmtree(parts / "kernels", ignore_errors=True)  # of other sources
     if not asked.no_libraries:
         libraries(parts / "kernels")
-    if not asked.plain:
+    if asked.plain:
+        (asked.folder / PACKED).unlink(missing_ok=True)
+    else:
+        for old in ("wheels", "kernels"):  # of an earlier --plain
+            shutil.rmtree(asked.folder / old, ignore_errors=True)
         pack(parts, asked.folder / PACKED)
     (asked.folder / "commit").write_text(commit() + "\n")
     said, fits = judged_size(asked.folder, checkout_bytes(), parts)

@@ -226,6 +226,18 @@ def test_a_library_built_ahead_is_taken_whatever_the_compiler_knows(
     assert native.newest("avx_vnni") == ahead
 
 
+def test_an_older_library_built_ahead_is_taken_where_there_is_no_compiler(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(build.PREBUILT_ENV, str(small))
+    monkeypatch.setenv(build.COMPILER_ENV, str(small / "none"))
+    ahead = small / build.prebuilt_name("avx2", (*build.FLAGS, *build.ISA_FLAGS["avx2"]))
+    with pytest.raises(build.BuildError):
+        native.newest("avx_vnni")
+    ahead.touch()
+    assert native.newest("avx_vnni") == ahead
+
+
 def test_a_compiler_too_old_for_avx_vnni_still_builds_what_avx2_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

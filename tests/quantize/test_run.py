@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from baton.kernels.linear.packed import PackedWeight
 from baton.protos.errors import ConfigError
 from baton.quantize import run as running
 from baton.quantize.grids import IntGrid, to_nearest
+from baton.quantize.output import OutputFolder
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.run import quantize
 from baton.quantize.schemes import Recipe
@@ -168,6 +170,32 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_files(
     seen: list[int] = []
     quantize(source, recipe, samples, tmp_path / "broken", lambda done, of: seen.append(done))
     assert seen == [1, 2]
+    for path in (tmp_path / "whole").glob("*.safetensors"):
+        assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("step", ["write", "keep", "copied"])
+def test_a_run_that_was_stopped_within_a_layer_goes_on_to_the_same_files(
+    step: str, source: Source, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe("gptq", group=32).checked()
+    quantize(source, recipe, samples, tmp_path / "whole")
+    keep = OutputFolder.keep
+
+    def stop(output: OutputFolder, *of: Any) -> None:
+        if step == "copied":  # once the next layer's input is there, before this layer's is deleted
+            with monkeypatch.context() as within:
+                within.setattr("baton.quantize.output.shutil.rmtree", lambda *_, **__: None)
+                keep(output, *of)
+        raise KeyboardInterrupt
+
+    def told(done: int, of: int) -> None:
+        monkeypatch.setattr(OutputFolder, "write" if step == "write" else "keep", stop)
+
+    with monkeypatch.context(), pytest.raises(KeyboardInterrupt):
+        quantize(source, recipe, samples, tmp_path / "broken", told)
+    monkeypatch.undo()
+    quantize(source, recipe, samples, tmp_path / "broken")
     for path in (tmp_path / "whole").glob("*.safetensors"):
         assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
 

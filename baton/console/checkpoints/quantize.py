@@ -112,10 +112,14 @@ def _recipe(of: MethodOptions, form: FormOptions) -> Recipe:
 
 def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, out: Path) -> int:
     from baton.quantize.calibration import FEW
+    from baton.quantize.kv_scales import require_plain_kv
+    from baton.quantize.layers import layers_of
     from baton.quantize.run import quantize, require_divisible
 
     console = Console(stderr=True, highlight=False)
     require_divisible(source, recipe)
+    if recipe.kv_cache_dtype:
+        require_plain_kv(source.program, layers_of(source.program))  # before a text is written or read
     text = _text(source, recipe, calibration)
     if 0 < len(text) < FEW:
         few = f"[yellow]only {len(text)} samples of {calibration.tokens} tokens:[/]"

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from baton.protos.errors import CheckpointError
 
 log = logging.getLogger("baton.engine")
 
+VERSION = 1  # of the hash's definition: another PIECE_BYTES or digest is another version
 PIECE_BYTES = 64 << 20  # bytes of a range that one thread hashes; part of the hash's definition
 READ_BYTES = 1 << 20  # bytes read at once, because they stay in a core's cache between reading and hashing
 MOST_THREADS = 8  # threads that hash, because so many read as fast as memory does
@@ -54,6 +56,7 @@ class FileHashes(msgspec.Struct, frozen=True):
     path: str
     identity: FileIdentity
     hashes: dict[str, str]  # hex xxh3-128 by range's name
+    version: int = 0  # of what a hash is over; one of another version is made again
 
 
 def content_hashes(path: Path, spans: Mapping[str, Span], directory: str = "") -> dict[str, str]:
@@ -64,36 +67,57 @@ def content_hashes(path: Path, spans: Mapping[str, Span], directory: str = "") -
     """
     path = path.resolve()
     record = _folder(directory) / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        with locked(record.with_suffix(".lock")):
-            return _cached(record, path, spans)
-    except OSError as error:
-        log.warning("hashes of %s are not cached: %s", path, error)
-        return _hashed(path, spans)[0]
+    known = _known(record, path, spans)
+    if known is not None:
+        return known
+    with _alone(record, path):
+        return _known(record, path, spans) or _read(record, path, spans)
 
 
 def _folder(directory: str) -> Path:
     return Path(directory or cache_dir()) / "fingerprints"
 
 
-def _cached(record: Path, path: Path, spans: Mapping[str, Span]) -> dict[str, str]:
+def _known(record: Path, path: Path, spans: Mapping[str, Span]) -> dict[str, str] | None:
+    """Returns the hashes of a record that is of this file as it is, and of these ranges."""
     known = _read_or_none(record)
-    if known is not None and known.identity == _identity(path) and known.hashes.keys() == spans.keys():
-        return known.hashes
-    hashes, identity = _hashed(path, spans)
-    if time.time_ns() - max(identity.changed_ns, identity.modified_ns) > SETTLED_S * 1e9:
-        _write(record, FileHashes(str(path), identity, hashes))
+    fits = known is not None and known.version == VERSION and known.identity == identity(path)
+    return known.hashes if known is not None and fits and known.hashes.keys() == spans.keys() else None
+
+
+@contextmanager
+def _alone(record: Path, path: Path) -> Iterator[None]:
+    """Holds the record's lock, or none where it can't be made."""
+    with ExitStack() as held:
+        try:
+            record.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(record.with_suffix(".lock"), f"hashes of {path}"))
+        except OSError as error:
+            log.warning("hashes of %s can't be locked: %s", path, error)
+        yield
+
+
+def _read(record: Path, path: Path, spans: Mapping[str, Span]) -> dict[str, str]:
+    """Returns the hashes of the file's bytes, and writes the record unless the file has just changed."""
+    began = time.time_ns()
+    log.info("hashing %.1f GB of %s", sum(size for _, size in spans.values()) / 1e9, path)
+    hashes, found = _hashed(path, spans)
+    if began - max(found.changed_ns, found.modified_ns) > SETTLED_S * 1e9:
+        try:
+            _write(record, FileHashes(str(path), found, hashes, VERSION))
+        except OSError as error:
+            log.warning("hashes of %s are not cached: %s", path, error)
     return hashes
 
 
-def _identity(path: Path) -> FileIdentity:
+def identity(path: Path) -> FileIdentity:
+    """Returns the identity of what is at ``path`` now. Raises OSError."""
     found = path.stat()
     return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _hashed(path: Path, spans: Mapping[str, Span]) -> tuple[dict[str, str], FileIdentity]:
-    before = _identity(path)
+    before = identity(path)
     pieces = [piece for first, size in spans.values() for piece in _pieces(first, size)]
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), max(1, len(pieces)))
     own = threading.local()
@@ -105,7 +129,7 @@ def _hashed(path: Path, spans: Mapping[str, Span]) -> tuple[dict[str, str], File
         raise CheckpointError(f"{path} ({before.size} bytes) is truncated: {error}", "model") from error
     finally:
         os.close(file)
-    if _identity(path) != before:
+    if identity(path) != before:
         raise CheckpointError(f"{path} changed while it was read; start again once it is whole", "model")
     return {name: _joined(digests, len(_pieces(first, size))) for name, (first, size) in spans.items()}, before
 
@@ -137,7 +161,7 @@ def _joined(digests: Iterator[bytes], count: int) -> str:
 def _read_or_none(record: Path) -> FileHashes | None:
     try:
         return msgspec.json.decode(record.read_bytes(), type=FileHashes)
-    except FileNotFoundError:
+    except OSError:
         return None
     except msgspec.MsgspecError as error:
         log.warning("%s is made again: %s", record, error)

@@ -75,7 +75,7 @@ def packed_weights(
     path = Path(directory or cache_dir()) / "weights" / f"{fingerprint[:32]}-{scheme}-v{VERSION}.baton"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock"), f"packing weights for {path}"):
             found = _read_or_none(path)
             if found is None:
                 _write(path, make())

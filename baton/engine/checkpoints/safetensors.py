@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from baton.engine.checkpoints.content_hashes import content_hashes
+from baton.engine.checkpoints.content_hashes import content_hashes, identity
 from baton.engine.program.program import Weight
 from baton.engine.program.rank_program import Rows
 from baton.engine.program.stacked import part_of, stacked_source
@@ -43,7 +43,9 @@ class Checkpoint:
 
     def __init__(self, directory: Path) -> None:
         self._files = _files(directory)
-        self._handles = {path: _open(path) for path in sorted(set(self._files.values()))}
+        paths = sorted(set(self._files.values()))
+        self._mapped = {path: identity(path) for path in paths if path.exists()}  # before each is mapped
+        self._handles = {path: _open(path) for path in paths}
         self._read_from: set[Path] = set()  # files of which tensors were read since the last ``release``
         self._own: dict[str, str] = {}  # the files' names of tensors by those that programs use
         for path, handle in self._handles.items():
@@ -127,10 +129,17 @@ class Checkpoint:
 
     def release(self) -> None:
         """Unmaps the files that were read, so that their pages no longer count as this process's memory; tensors
-        that somebody holds keep theirs. Raises CheckpointError if such a file is gone.
+        that somebody holds keep theirs. Raises CheckpointError if such a file is gone or another.
         """
-        self._handles |= {path: _open(path) for path in self._read_from}
+        for path in self._read_from:
+            self._handles[path] = _open(path)
+            self._require_same(path)
         self._read_from.clear()
+
+    def _require_same(self, path: Path) -> None:
+        """Raises CheckpointError if ``path`` names another file, or other bytes, than were mapped first."""
+        if self._mapped[path] != identity(path):
+            raise CheckpointError(f"{path} changed while it was read; start again once it is whole", "model")
 
     def error(self, name: str, problem: str) -> CheckpointError:
         """Returns an error about tensor ``name`` that also names its file."""
@@ -160,6 +169,7 @@ class Checkpoint:
         found: dict[str, bytes] = {}
         for path in self._handles:
             hashes = hashes_of(path, _spans(path))
+            self._require_same(path)  # what is loaded comes from the file that was hashed
             found |= {name: value.encode() for name, value in hashes.items() if self._files.get(name) == path}
         return found
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from baton.kernels.abi import tiles
-from baton.kernels.abi.build import EMULATED, BuildError, built, refusal
+from baton.kernels.abi.build import EMULATED, BuildError, built, is_built, refusal
 
 log = logging.getLogger("baton.kernels")
 
@@ -98,7 +98,15 @@ def known(wanted: str) -> str:
 
     Raises BuildError if nothing is built and there is no compiler.
     """
-    if wanted not in _OLDER or not (why := refusal(wanted)):
+    if wanted not in _OLDER:
+        return wanted
+    try:
+        why = refusal(wanted)
+    except BuildError as error:  # there is no compiler
+        if not is_built(_OLDER[wanted]):
+            raise
+        why = str(error)
+    if not why:
         return wanted
     log.warning("no %s, %s is used: %s", wanted, _OLDER[wanted], why)
     return _OLDER[wanted]

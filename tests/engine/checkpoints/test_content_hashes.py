@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -187,3 +188,63 @@ def test_two_dtypes_of_the_same_bytes_are_two_models(tmp_path: Path) -> None:
     ones = torch.ones(4, dtype=torch.int16)
     one, two = written(tmp_path / "one", {"w": ones}), written(tmp_path / "two", {"w": ones.view(torch.bfloat16)})
     assert Checkpoint(one).fingerprint({}, hashes(tmp_path)) != Checkpoint(two).fingerprint({}, hashes(tmp_path))
+
+
+def test_a_shard_that_is_replaced_once_it_is_mapped_is_refused_by_name(tmp_path: Path) -> None:
+    directory = written(tmp_path / "model", tensors())
+    checkpoint = Checkpoint(directory)
+    written(directory, {name: tensor + 1 for name, tensor in tensors().items()}, "new")
+    (directory / "new").replace(directory / safetensors.SINGLE)
+    with pytest.raises(CheckpointError, match=f"{safetensors.SINGLE} changed while it was read"):
+        checkpoint.fingerprint({}, hashes(tmp_path))
+
+
+def test_files_that_are_mapped_again_are_those_that_were_mapped_first(tmp_path: Path) -> None:
+    directory = written(tmp_path / "model", tensors())
+    checkpoint = Checkpoint(directory)
+    checkpoint.tensor("layer.1")
+    written(directory, {name: tensor + 1 for name, tensor in tensors().items()}, "new")
+    (directory / "new").replace(directory / safetensors.SINGLE)
+    with pytest.raises(CheckpointError, match=f"{safetensors.SINGLE} changed while it was read"):
+        checkpoint.release()
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_full_disk_has_a_file_hashed_once(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, calls = own._hashed, []
+
+    def counted(path: Path, spans: Mapping[str, own.Span]) -> tuple[dict[str, str], own.FileIdentity]:
+        calls.append(path)
+        return hashed(path, spans)
+
+    def full(record: Path, found: own.FileHashes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(own, "_hashed", counted)
+    monkeypatch.setattr(own, "_write", full)
+    assert content_hashes(file, SPANS, str(tmp_path)).keys() == SPANS.keys()
+    assert calls == [file]
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_good_record_is_believed_without_a_lock(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = content_hashes(file, SPANS, str(tmp_path))
+
+    def read_only(path: Path, what: str = "") -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(own, "locked", read_only)
+    monkeypatch.setattr(own, "_hashed", unread)
+    assert content_hashes(file, SPANS, str(tmp_path)) == first
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_record_of_another_version_is_made_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = content_hashes(file, SPANS, str(tmp_path))
+    monkeypatch.setattr(own, "VERSION", own.VERSION + 1)
+    monkeypatch.setattr(own, "PIECE_BYTES", 500)
+    assert content_hashes(file, SPANS, str(tmp_path)) != first
