@@ -125,13 +125,14 @@ class LoopWatch:
             if now - used - (late - delayed) >= self._stall_s:
                 self._tell(Stall(now - used, _stack(frame)))
                 samples.clear()
-            used, delayed = now, late
             if self._beats != beats:
                 self._judge(samples)
                 beats, samples = self._beats, []
             elif len(samples) < MOST_LOOKS:
                 samples.append(_Sample(now, _root(frame), _stack(frame)))
             del frame  # it keeps its callback's locals
+            # Anew, because a look reads files and waits for the interpreter's lock each time, while callbacks run.
+            delayed, used = delay.seconds(), time.clock_gettime(self._clock_id)
         self._judge(samples)
         delay.close()
 
@@ -184,7 +185,7 @@ class _Delay:
 
 
 def _stack(frame: FrameType | None) -> str:
-    return "".join(traceback.format_stack(frame)[-FRAMES:]) if frame else ""
+    return "".join(traceback.format_stack(frame, FRAMES)) if frame else ""
 
 
 def _root(frame: FrameType | None) -> FrameType | None:

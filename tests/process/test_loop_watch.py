@@ -100,6 +100,27 @@ def test_the_watchs_own_looks_are_no_stall(monkeypatch: pytest.MonkeyPatch) -> N
     assert looks
 
 
+def test_a_look_that_gives_the_interpreters_lock_away_often_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources are read for a stack, and each time the loop runs on until the lock is given back."""
+    real, looks = loop_watch._stack, list[int]()
+
+    def reading(frame: FrameType | None) -> str:
+        looks.append(1)
+        for _ in range(20):
+            time.sleep(0)  # waits for the lock, for as long as a thread may keep it
+        return real(frame)
+
+    async def work() -> None:
+        await asyncio.gather(*(one() for _ in range(60)))
+
+    async def one() -> None:
+        spin(0.005)
+
+    monkeypatch.setattr(loop_watch, "_stack", reading)
+    assert not uvloop.run(watched(work)).stalls
+    assert looks
+
+
 def test_a_busy_machine_is_no_stall() -> None:
     busy = [sys.executable, "-c", "while True: pass"]
     neighbours = [subprocess.Popen(busy) for _ in range(8)]
