@@ -336,7 +336,14 @@ def _digest_with(hash_seed: str) -> str:
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_second_prefill_is_not_kept_waiting_by_those_who_wait_for_its_seat() -> None:
-    scenario = msgspec.json.decode((DATA / "drill_leased_behind_waiting.json").read_bytes(), type=Scenario)
-    verdict = play(scenario)  # seed 8200056 made small: its lease ran out after 30 s
+@pytest.mark.parametrize(
+    "name",
+    [
+        "leased_behind_waiting",  # seed 8200056: a second prefill waited for those who wait for its seat
+        "unreadable_reply",  # seed 234053315: a transport's answer that couldn't be read was a TypeError
+    ],
+)
+def test_what_a_seed_found_holds(name: str) -> None:
+    scenario = msgspec.json.decode((DATA / f"drill_{name}.json").read_bytes(), type=Scenario)
+    verdict = play(scenario)
     assert verdict.held, verdict.violations

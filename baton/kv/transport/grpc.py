@@ -166,6 +166,8 @@ class GrpcStream:
         with self._translated():
             reply = await self._call.read()
         heed_cancel()
+        if reply is None:
+            raise self._lost("what it said can't be read")  # as without memory for it
         if reply is not grpc.aio.EOF:
             return bytes(reply)
         if await self._call.code() is not grpc.StatusCode.OK:

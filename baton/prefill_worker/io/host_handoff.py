@@ -130,7 +130,7 @@ class HostHandoff:
         except grpc.aio.AioRpcError as error:
             text = f"the KV sender of another host of this worker's ranks is gone: {error.details()}"
             raise WorkerLost(text, "rank_hosts") from None
-        if found is grpc.aio.EOF:
+        if found is None or found is grpc.aio.EOF:
             raise WorkerLost(f"another host of this worker's ranks sends nothing to {address}", "rank_hosts")
         return ANSWERS.decode(found)
 
