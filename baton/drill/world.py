@@ -46,9 +46,9 @@ UNHEARD = {"cut", "cut_one_way", "half_open", "no_descriptors", "break", "torn",
 FAR_S = 0.03  # seconds to Redis from which on a router's first question is late, so that it counts alone
 # Faults that may end a lease by its time.
 SWEEPING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow", "cancel_again")
-# Errors that the product rightly logs under a fault: a Redis that comes back with what it knew before, or whose answers
-# broke off, may name a dead life's lease on a slot. Its successor, who began while Redis was away, can't tell it from
-# another node's.
+# Errors that the product rightly logs under a fault: a Redis that comes back with what it knew before, or whose
+# answers broke off, may name a dead life's lease on a slot. The successor began while Redis was away, and can't
+# tell it from another node's.
 # What fails for want of memory is nobody's mistake, and is named.
 JUSTIFIED: Mapping[FaultKind, str] = {
     "redis_forgets": "is served from another node now",
