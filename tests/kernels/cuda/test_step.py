@@ -308,11 +308,8 @@ def test_after_warming_no_decode_is_captured_and_no_graph_is_dropped_in_traffic(
     assert found["plain"] == warmed["plain"] + 1
 
 
-@pytest.mark.parametrize(("slow", "taken"), first_now([(BY_GRAPH, AT_ONCE), (AT_ONCE, BY_GRAPH)]))
-def test_small_steps_go_the_way_that_was_faster_before_traffic(
-    pair: Any, monkeypatch: pytest.MonkeyPatch, slow: int, taken: int
-) -> None:
-    _, gpu = pair((8, 0), "int8")
+def compare_soon(gpu: CudaRunner, monkeypatch: pytest.MonkeyPatch, slow: int) -> None:
+    """Lets ``gpu`` compare both ways with one timed run of each step, on a clock that is slower for ``slow``."""
     now = 0.0
 
     def clock() -> float:
@@ -322,12 +319,41 @@ def test_small_steps_go_the_way_that_was_faster_before_traffic(
 
     monkeypatch.setattr(step_choice, "REPEATS", 1)
     monkeypatch.setattr(gpu, "_clock", clock)
+
+
+@pytest.mark.parametrize(("slow", "taken"), first_now([(BY_GRAPH, AT_ONCE), (AT_ONCE, BY_GRAPH)]))
+def test_small_steps_go_the_way_that_was_faster_before_traffic(
+    pair: Any, monkeypatch: pytest.MonkeyPatch, slow: int, taken: int
+) -> None:
+    _, gpu = pair((8, 0), "int8")
+    compare_soon(gpu, monkeypatch, slow)
     gpu.warms = gpu.compares = True
     gpu.warm(1, 16)
     assert gpu.how == taken
     ran = gpu.counts()["at_once"]
     gpu.run(next(steps(gpu.spec.vocab_size, [4], DRAWN)))
     assert (gpu.counts()["at_once"] > ran) == (taken == AT_ONCE)
+
+
+@pytest.mark.parametrize("mixed", ["tokens", "pages"])
+def test_a_megakernel_that_mixes_sequences_is_never_taken(
+    pair: Any, monkeypatch: pytest.MonkeyPatch, mixed: str
+) -> None:
+    _, gpu = pair((8, 0), "int8")
+    rehearse = gpu._rehearse
+
+    def mixing(plan: StepPlan, context: int) -> list[int]:
+        if gpu.how == AT_ONCE:
+            taken = [getattr(item, mixed) for item in plan.items]
+            pairs = zip(plan.items, [*taken[1:], taken[0]], strict=True)
+            plan = StepPlan(tuple(msgspec.structs.replace(item, **{mixed: other}) for item, other in pairs))
+        return list(rehearse(plan, context))
+
+    compare_soon(gpu, monkeypatch, slow=BY_GRAPH)
+    monkeypatch.setattr(gpu, "_rehearse", mixing)
+    gpu.warms = gpu.compares = True
+    gpu.warm(2, 16)
+    assert gpu.how == BY_GRAPH
 
 
 def test_a_megakernel_that_is_refused_before_traffic_leaves_the_graph(

@@ -114,7 +114,7 @@ class CudaRunner(StepRunner):
         try:
             with torch.inference_mode():
                 if self.compares:
-                    self._compare(sequences, context)
+                    self._compare(sequences, chunk, context)
                 for plan in warm_steps(sequences, chunk, self._pages, context):
                     self._rehearse(plan, context)
         except DeviceError as error:
@@ -125,15 +125,18 @@ class CudaRunner(StepRunner):
         captured, seconds = self.counts()["captured"] - before, self._clock() - began
         log.info("%d graphs of decodes are captured, in %.1f s", captured, seconds)
 
-    def _compare(self, sequences: int, context: int) -> None:
+    def _compare(self, sequences: int, chunk: int, context: int) -> None:
         """Takes the megakernel for steps that it can run if it is right and faster than the graph."""
-        plans = small_steps(sequences, MOST_AT_ONCE, self._pages, context)
+        vocab = self.spec.vocab_size
+        prompts, plans = small_steps(sequences, MOST_AT_ONCE, self._pages, context, vocab, chunk)
 
         def timed(plan: StepPlan) -> tuple[float, list[int]]:
             began = self._clock()
             tokens = self._rehearse(plan, context)
             return self._clock() - began, tokens
 
+        for prompt in prompts:
+            self._rehearse(prompt, context)
         graph = measured(timed, plans)
         self.how = AT_ONCE
         try:

@@ -47,9 +47,9 @@ def largest_step(sequences: int, chunk: int, pages: int, context: int) -> StepPl
     return StepPlan((*decodes, SequenceStep(sequences, [0] * rows, 0, needed)))
 
 
-def decodes(count: int, pages: int, tokens: int = 1) -> StepPlan:
-    """Returns a step of ``count`` sequences that decode a token each, which is their ``tokens``-th."""
-    return StepPlan(tuple(_decode(seq, pages, SampleSpec(GREEDY, 0, 1, [0], 1), tokens) for seq in range(count)))
+def decodes(count: int, pages: int) -> StepPlan:
+    """Returns a step of ``count`` sequences that decode their first token each."""
+    return StepPlan(tuple(_decode(seq, pages, SampleSpec(GREEDY, 0, 1, [0], 1)) for seq in range(count)))
 
 
 def warm_steps(sequences: int, chunk: int, pages: int, context: int) -> Iterator[StepPlan]:
@@ -60,9 +60,8 @@ def warm_steps(sequences: int, chunk: int, pages: int, context: int) -> Iterator
             yield decodes(count, pages)
 
 
-def _decode(seq: int, pages: int, spec: SampleSpec, tokens: int = 1) -> SequenceStep:
-    table = [(seq + number) % pages for number in range(-(-tokens // BLOCK_TOKENS))]
-    return SequenceStep(seq, [0], tokens - 1, table, spec)
+def _decode(seq: int, pages: int, spec: SampleSpec) -> SequenceStep:
+    return SequenceStep(seq, [0], 0, [seq % pages], spec)
 
 
 def _all(vocab: int) -> NDArray[np.bool_]:

@@ -39,30 +39,61 @@ def test_the_megakernel_is_taken_where_it_is_right_and_takes_less_time(
     assert ("other tokens" in found.why) == (tokens[1] == (3,))
 
 
-def test_a_step_is_timed_behind_the_runs_that_capture_it() -> None:
+def test_a_graph_that_chooses_no_token_shows_nothing_of_the_megakernel() -> None:
+    none = ((1,), (2, -1))
+    found = chosen(WayFigures((3e-3, 1e-3), none), WayFigures((1e-3, 1e-3), none))
+    assert found == (False, "the graph chose no token, so there is nothing to compare with")
+
+
+def test_a_step_is_timed_behind_the_runs_that_capture_it_and_every_run_is_compared() -> None:
     times = iter([9.0] * RUNS + [float(number) for number in range(REPEATS)])
+    tokens = iter(range(RUNS + REPEATS))
 
     def run(plan: StepPlan) -> tuple[float, Sequence[int]]:
-        return next(times), [7]
+        return next(times), [next(tokens)]
 
-    assert measured(run, small_steps(1, 8, 1, 1)) == WayFigures(((REPEATS - 1) / 2,), ((7,),))
+    prompts, decodes = small_steps(1, 8, 1, 1, 100, 16)
+    assert not prompts
+    assert measured(run, decodes) == WayFigures(((REPEATS - 1) / 2,), (tuple(range(RUNS + REPEATS)),))
 
 
 @pytest.mark.parametrize(
     ("sequences", "pages", "context", "wanted"),
     [
         (64, 4000, 8192, [(count, tokens) for tokens in (1, LONG) for count in (8, 4, 2, 1)]),
-        (2, 3, 4096, [(2, 1), (1, 1), (2, 48), (1, 48)]),
+        (2, 9, 4096, [(2, 1), (1, 1), (2, 48), (1, 48)]),
+        (4, 3, 4096, [(3, 1), (2, 1), (1, 1)]),
     ],
 )
 def test_steps_of_few_rows_are_timed_with_few_and_many_keys(
     sequences: int, pages: int, context: int, wanted: list[tuple[int, int]]
 ) -> None:
-    plans = small_steps(sequences, 8, pages, context)
+    _, plans = small_steps(sequences, 8, pages, context, 100, 512)
     assert [(len(plan.items), plan.items[0].start + 1) for plan in plans] == wanted
     for plan in plans:
         for item in plan.items:
             require_computable(item, 100, pages)
+        assert len({tuple(item.tokens) for item in plan.items}) == len(plan.items)
+
+
+def test_each_key_that_a_timed_step_reads_was_written_for_its_sequence_alone() -> None:
+    prompts, decodes = small_steps(8, 8, 300, 700, 32000, 100)
+    written: dict[tuple[int, int], tuple[int, int]] = {}
+    for plan in prompts:
+        (item,) = plan.items
+        require_computable(item, 32000, 300)
+        assert len(item.tokens) <= 100
+        for at in range(item.start, item.start + len(item.tokens)):
+            place = item.pages[at // 16], at % 16
+            assert place not in written
+            written[place] = item.seq, item.tokens[at - item.start]
+    for plan in decodes:
+        for item in plan.items:
+            read = [written[item.pages[at // 16], at % 16] for at in range(item.start)]
+            assert {seq for seq, _ in read} <= {item.seq}
+            assert item.sample is not None
+            assert list(item.sample.history) == [token for _, token in read] + list(item.tokens)
+            assert (item.pages[item.start // 16], item.start % 16) not in written
 
 
 @pytest.mark.parametrize(
