@@ -93,8 +93,8 @@ class ChildProcess:
         await _ended(self.process)
 
     def last_words(self, size: int = 800) -> str:
-        """Returns the end of the log, only the message after "error: " if there is one, and the log's path."""
-        text = self.log.read_text(errors="replace")[-size:].strip() if self.log.is_file() else ""
+        """Returns the log's last ``size`` bytes, or what follows "error: " in them, and its path."""
+        text = _end_of(self.log, size).strip()
         return f"{text.rpartition('error: ')[2] or 'it printed nothing'} (log: {self.log})"
 
 
@@ -108,6 +108,16 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
 
 def _appended(log: Path) -> BinaryIO:
     return log.open("ab")
+
+
+def _end_of(log: Path, size: int) -> str:
+    """Returns the last ``size`` bytes of a file, however long it is, as text; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read(size).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def python(*arguments: str) -> list[str]:

@@ -54,7 +54,15 @@ def ending_of(code: int, memory: OomKills) -> Ending:
         return Ending("rank", f"rank {code - RANK_LOST} of its engine is gone or stuck")
     if code >= 0:
         return Ending("exit", f"exit status {code}")
-    name = signal.Signals(-code).name
+    name = _signal_name(-code)
     if code == -signal.SIGKILL and memory.was_killed():
         return Ending("oom", f"{name}: the kernel was out of memory for its control group")
     return Ending("signal", name)
+
+
+def _signal_name(number: int) -> str:
+    """Returns a signal's name; Python has none for most of the real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -109,3 +109,12 @@ async def test_its_last_words_are_its_error(tmp_path: Path) -> None:
     child = ChildProcess(["sh", "-c", "echo noise; echo 'error: no such policy' >&2; exit 1"], tmp_path / "log")
     await (await child.start()).wait()
     assert child.last_words() == f"no such policy (log: {tmp_path / 'log'})"
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
+    child = ChildProcess(["none"], tmp_path / "log")
+    with child.log.open("wb") as log:
+        log.truncate(1 << 33)  # a file of holes: 8 GiB to whoever reads them
+        log.seek(0, os.SEEK_END)
+        log.write(b"\nerror: \xff no such policy\n")
+    assert child.last_words() == f"\ufffd no such policy (log: {child.log})"

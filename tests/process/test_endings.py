@@ -17,6 +17,7 @@ from baton.process.endings import OomKills, ending_of
         (3, 0, 1, ("exit", "exit status 3")),
         (193, 0, 0, ("rank", "rank 1 of its engine is gone or stuck")),
         (-signal.SIGSEGV, 0, 1, ("signal", "SIGSEGV")),
+        (-39, 0, 0, ("signal", "signal 39")),  # a real-time signal without a name
         (-signal.SIGKILL, 2, 2, ("signal", "SIGKILL")),
         (-signal.SIGKILL, 2, 3, ("oom", "SIGKILL: the kernel was out of memory for its control group")),
     ],
