@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from baton.kernels.abi import build as cpu
+from baton.kernels.abi.compiler import BuildError, compiler
 from baton.kernels.cuda import build, on_gpu
 
 
@@ -16,9 +16,9 @@ def needs_compiler() -> Iterator[None]:
     """Around what builds, or on a function that does. What a compiler refuses is a failure."""
     try:
         if not on_gpu.asked():
-            cpu._compiler()
+            compiler()
         elif build.prebuilt() is None:
             build.nvcc()
-    except cpu.BuildError as error:
+    except BuildError as error:
         pytest.skip(f"the kernels can't be built here: {error}")
     yield

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Collection, Iterable
 
 from baton.kernels.abi import build, native
+from baton.kernels.abi.compiler import cache_key, compiler, made
 
 QUICKLY = ("-O1",)  # behind the op's own -O3: a bug is one at any, and linear takes a third of the time to compile
 
@@ -25,11 +26,11 @@ def mutant(name: str, sources: Collection[str], isa: str | None = None) -> ctype
     paths += [build.KERNELS / "collective" / "links.cpp"] if "collective" in sources else []
     paths += [build.KERNELS / "abi" / f"{name}.cpp" for name in ("threads", "amx")]
     headers = b"".join(path.read_bytes() for path in build.cpu_sources(".h"))
-    key = build._key(str(flags).encode(), headers, *(path.read_bytes() for path in paths))
+    key = cache_key(str(flags).encode(), headers, *(path.read_bytes() for path in paths))
     library = build.cache_dir() / "mutants" / f"{name}-{key}.so"
     library.parent.mkdir(parents=True, exist_ok=True)
-    command = [build._compiler(), *flags, "-shared", *map(str, paths)]
-    return native.load(build._made(library, command))
+    command = [compiler(), *flags, "-shared", *map(str, paths)]
+    return native.load(made(library, command))
 
 
 def sound(sources: Collection[str], isa: str) -> ctypes.CDLL:

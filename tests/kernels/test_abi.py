@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from baton.kernels.abi import build, native
+from baton.kernels.abi.compiler import COMPILER_ENV
 from baton.kernels.linear import cpu
 from baton.kernels.linear.packed import quantize
 from baton.kernels.registry import implementation
@@ -126,7 +127,7 @@ def test_what_the_compiler_says_is_in_the_error(small: Path) -> None:
 
 
 def test_no_compiler_is_an_error_that_names_what_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(build.COMPILER_ENV, "no-such-compiler")
+    monkeypatch.setenv(COMPILER_ENV, "no-such-compiler")
     with pytest.raises(build.BuildError, match="no-such-compiler"):
         build.built("plain")
 
@@ -204,7 +205,7 @@ def test_a_compiler_that_knows_no_avx_vnni_is_asked_by_an_empty_file_and_compile
     small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = old_compiler(small)
-    monkeypatch.setenv(build.COMPILER_ENV, str(made))
+    monkeypatch.setenv(COMPILER_ENV, str(made))
     with caplog.at_level(logging.WARNING, "baton.kernels"):
         first = native.newest("avx_vnni")
     assert first.name.startswith("baton-avx2-")
@@ -222,7 +223,7 @@ def test_a_library_built_ahead_is_taken_whatever_the_compiler_knows(
     monkeypatch.setenv(build.PREBUILT_ENV, str(small))
     ahead = small / build.prebuilt_name("avx_vnni", (*build.FLAGS, *build.ISA_FLAGS["avx_vnni"]))
     ahead.touch()
-    monkeypatch.setenv(build.COMPILER_ENV, str(old_compiler(small)))
+    monkeypatch.setenv(COMPILER_ENV, str(old_compiler(small)))
     assert native.newest("avx_vnni") == ahead
 
 
@@ -230,7 +231,7 @@ def test_an_older_library_built_ahead_is_taken_where_there_is_no_compiler(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(build.PREBUILT_ENV, str(small))
-    monkeypatch.setenv(build.COMPILER_ENV, str(small / "none"))
+    monkeypatch.setenv(COMPILER_ENV, str(small / "none"))
     ahead = small / build.prebuilt_name("avx2", (*build.FLAGS, *build.ISA_FLAGS["avx2"]))
     with pytest.raises(build.BuildError):
         native.newest("avx_vnni")

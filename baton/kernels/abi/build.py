@@ -12,17 +12,16 @@ file. Builders take a lock; readers need none, because files appear by an atomic
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from baton.kernels.abi.compiler import BuildError as BuildError
+from baton.kernels.abi.compiler import cache_key, compiler, made, run_tool, version_of
 from baton.places import CACHE_ENV as CACHE_ENV
 from baton.places import cache_dir as cache_dir
 
@@ -42,11 +41,7 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
 # No contraction: a multiply and an add that one path fuses and another doesn't would give a row different bits
 # in different batches. The kernels fuse by hand.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off")
-COMPILER_ENV, PREBUILT_ENV = "BATON_CXX", "BATON_KERNELS_DIR"
-
-
-class BuildError(Exception):
-    """Raised if a library can't be built; the message is that no compiler was found, or the compiler's own."""
+PREBUILT_ENV = "BATON_KERNELS_DIR"  # the variable that names a folder of libraries built elsewhere
 
 
 def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
@@ -58,14 +53,14 @@ def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
     flags = (*FLAGS, *ISA_FLAGS[isa], *extra)
     if (found := _prebuilt(isa, flags)) is not None:
         return found
-    compiler = _compiler()
-    library, objects = _wanted(isa, compiler, flags)
+    tool = compiler()
+    library, objects = _wanted(isa, tool, flags)
     if not library.exists():
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
             with _locked(library.with_suffix(".lock")):
                 if not library.exists():
-                    _build(compiler, flags, objects, library)
+                    _build(tool, flags, objects, library)
         except OSError as error:
             raise BuildError(f"{error}; set {CACHE_ENV} to a directory that can be written") from error
     return library
@@ -74,7 +69,7 @@ def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
 def is_built(isa: str) -> bool:
     """Returns whether the library for ``isa`` exists. Raises BuildError if it doesn't and there is no compiler."""
     flags = (*FLAGS, *ISA_FLAGS[isa])
-    return _prebuilt(isa, flags) is not None or _wanted(isa, _compiler(), flags)[0].exists()
+    return _prebuilt(isa, flags) is not None or _wanted(isa, compiler(), flags)[0].exists()
 
 
 def refusal(isa: str) -> str:
@@ -86,18 +81,18 @@ def refusal(isa: str) -> str:
     if is_built(isa):
         return ""
     try:
-        _run([_compiler(), *ISA_FLAGS[isa], "-E", "-x", "c++", os.devnull])
+        run_tool([compiler(), *ISA_FLAGS[isa], "-E", "-x", "c++", os.devnull])
     except BuildError as error:
         return str(error)
     return ""
 
 
-def _wanted(isa: str, compiler: str, flags: tuple[str, ...]) -> tuple[Path, dict[Path, str]]:
+def _wanted(isa: str, tool: str, flags: tuple[str, ...]) -> tuple[Path, dict[Path, str]]:
     """Returns the path of the library for the present sources, and the cache key of each source's object."""
-    tag = f"{compiler} {_version(compiler)} {flags}".encode()
+    tag = f"{tool} {version_of(tool)} {flags}".encode()
     headers = b"".join(path.read_bytes() for path in cpu_sources(".h"))
-    objects = {path: _key(tag, headers, path.read_bytes()) for path in cpu_sources(".cpp")}
-    name = f"baton-{isa}-{_key(tag, *map(str.encode, objects.values()))}.so"
+    objects = {path: cache_key(tag, headers, path.read_bytes()) for path in cpu_sources(".cpp")}
+    name = f"baton-{isa}-{cache_key(tag, *map(str.encode, objects.values()))}.so"
     return cache_dir() / "kernels" / name, objects
 
 
@@ -105,12 +100,12 @@ def prebuilt_name(isa: str, flags: tuple[str, ...]) -> str:
     """Returns the file name of a library built on another machine, by the sources and the flags, whatever the
     compiler.
     """
-    return f"baton-{isa}-prebuilt-{_key(str(flags).encode(), *_sources())}.so"
+    return f"baton-{isa}-prebuilt-{cache_key(str(flags).encode(), *_sources())}.so"
 
 
 def sources_key() -> str:
     """Returns a short digest of the kernels' sources, the same on every machine that has them."""
-    return _key(*_sources())
+    return cache_key(*_sources())
 
 
 def _sources() -> Iterator[bytes]:
@@ -128,60 +123,14 @@ def cpu_sources(ending: str) -> list[Path]:
     return sorted(path for path in KERNELS.rglob(f"*{ending}") if "simt" not in path.parts)
 
 
-def _key(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:24]
-
-
-def _compiler() -> str:
-    named = os.environ.get(COMPILER_ENV)
-    found = shutil.which(named) if named else shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
-    if not found:
-        raise BuildError(f"no C++ compiler ({named or 'g++, c++, clang++'}) on PATH")
-    return found
-
-
-def _version(compiler: str) -> str:
-    return _run([compiler, "--version"]).splitlines()[0]
-
-
-def _build(compiler: str, flags: tuple[str, ...], objects: dict[Path, str], library: Path) -> None:
+def _build(tool: str, flags: tuple[str, ...], objects: dict[Path, str], library: Path) -> None:
     def compiled(item: tuple[Path, str]) -> Path:
         source, key = item
-        return _made(library.parent / f"{key}.o", [compiler, *flags, "-c", str(source)])
+        return made(library.parent / f"{key}.o", [tool, *flags, "-c", str(source)])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = list(pool.map(compiled, objects.items()))
-    _made(library, [compiler, "-shared", "-pthread", *map(str, parts)])
-
-
-def _made(path: Path, command: list[str]) -> Path:
-    """Returns ``path``, made if missing by running ``command`` with a temporary file as its -o, then renaming
-    that.
-    """
-    if path.exists():
-        return path
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
-    os.close(handle)
-    try:
-        _run([*command, "-o", temporary])
-        Path(temporary).chmod(0o755)
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return path
-
-
-def _run(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise BuildError(f"{command[0]}: {error}") from error
-    if done.returncode:
-        raise BuildError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
-    return done.stdout
+    made(library, [tool, "-shared", "-pthread", *map(str, parts)])
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.kernels.abi import build as cpu
+from baton.kernels.abi import compiler as host
 from baton.kernels.abi.build import KERNELS, BuildError, cache_dir
+from baton.kernels.abi.compiler import cache_key, made, run_tool, version_of
 
 ARCH = "sm_90a"
 NVCC_ENV = "BATON_NVCC"
@@ -77,7 +80,7 @@ def nvcc() -> str:
 def cubins(names: Iterable[str] | None = None) -> list[CompiledOp]:
     """Returns the ops (all, or those named) compiled for sm_90a. Raises BuildError with the compiler's message."""
     compiler = nvcc()
-    version = cpu._run([compiler, "--version"])
+    version = run_tool([compiler, "--version"])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda op: _cubin(compiler, version, op), ops() if names is None else names))
 
@@ -87,18 +90,18 @@ def library(extra: tuple[str, ...] = ()) -> Path:
     compiler = nvcc()
     plain = [flag for flag in NVCC_FLAGS[:-2] if not flag.startswith("-arch=")]
     flags = (*plain, *GPU_CODE, "-Xcompiler", "-fPIC,-fvisibility=hidden", "-lineinfo")
-    tag = f"{compiler} {cpu._run([compiler, '--version'])} {flags}".encode()
+    tag = f"{compiler} {run_tool([compiler, '--version'])} {flags}".encode()
 
     def compiled(op: str) -> Path:
         mine = [flag for flag in extra if _concerns(flag, source(op))]
         path = _folder("gpu") / f"{op}-{_key(tag + str(mine).encode(), source(op))}.o"
-        return cpu._made(path, [compiler, *flags, *mine, "-c", str(source(op))])
+        return made(path, [compiler, *flags, *mine, "-c", str(source(op))])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, ops()))
-    key = cpu._key(tag, *(str(path).encode() for path in objects))
+    key = cache_key(tag, *(str(path).encode() for path in objects))
     link = [compiler, *GPU_CODE, "-shared", "-cudart", "static", *map(str, objects)]
-    return cpu._made(_folder("gpu") / f"baton-cuda-{key}.so", link)
+    return made(_folder("gpu") / f"baton-cuda-{key}.so", link)
 
 
 def simt(names: Iterable[str] | None = None, extra: tuple[str, ...] = (), races: bool = False) -> Path:
@@ -118,7 +121,7 @@ def prebuilt_name() -> str:
     """
     kinds = ("cu", "cuh", "h")
     found = sorted(path for kind in kinds for path in KERNELS.glob(f"*/*.{kind}"))
-    return f"baton-cuda-{cpu._key(str(NVCC_FLAGS).encode(), *(path.read_bytes() for path in found))}.so"
+    return f"baton-cuda-{cache_key(str(NVCC_FLAGS).encode(), *(path.read_bytes() for path in found))}.so"
 
 
 def prebuilt() -> Path | None:
@@ -133,8 +136,8 @@ def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = 
 
     Raises BuildError.
     """
-    compiler, flags = cpu._compiler(), (*SIMT_FLAGS, *(("-DBATON_SIMT_RACE",) if races else ()))
-    version = cpu._version(compiler)
+    compiler, flags = host.compiler(), (*SIMT_FLAGS, *(("-DBATON_SIMT_RACE",) if races else ()))
+    version = version_of(compiler)
 
     def compiled(path: Path) -> Path:
         concerned = [flag for flag in extra if _concerns(flag, path)]
@@ -142,14 +145,12 @@ def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = 
             concerned.append("-DBATON_PLANTED")
         mine = (*flags, *concerned, *(RACE_FLAGS if races else ())) if path.suffix == ".cu" else flags
         name = f"{path.parent.name}-{path.stem}-{_key(f'{compiler} {version} {mine}'.encode(), path)}.o"
-        return cpu._made(_folder("simt") / name, [compiler, *mine, "-x", "c++", "-c", str(path)])
+        return made(_folder("simt") / name, [compiler, *mine, "-x", "c++", "-c", str(path)])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, [*kernels, *sorted(RUNTIME.glob("*.cpp"))]))
-    key = cpu._key(*(str(path).encode() for path in objects))
-    return cpu._made(
-        _folder("simt") / f"baton-simt-{key}.so", [compiler, "-shared", "-pthread", *map(str, objects)]
-    )
+    key = cache_key(*(str(path).encode() for path in objects))
+    return made(_folder("simt") / f"baton-simt-{key}.so", [compiler, "-shared", "-pthread", *map(str, objects)])
 
 
 def _concerns(flag: str, path: Path) -> bool:
@@ -212,14 +213,14 @@ def _cubin(compiler: str, version: str, op: str) -> CompiledOp:
 
 def _said(command: list[str]) -> str:
     """Runs ``command`` and returns its stderr, which has ptxas' report. Raises BuildError if it fails."""
-    done = cpu.subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
     return done.stderr
 
 
 def _key(tag: bytes, path: Path) -> str:
-    return cpu._key(tag, *(each.read_bytes() for each in sources(path)))
+    return cache_key(tag, *(each.read_bytes() for each in sources(path)))
 
 
 def _folder(name: str) -> Path:

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from baton.kernels.abi.build import BuildError, _run
+from baton.kernels.abi.build import BuildError
+from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build
 from baton.kernels.cuda.names import short
 
@@ -44,7 +45,7 @@ def mnemonics(cubin: Path) -> dict[str, Counter[str]]:
     """Returns, by kernel, the number of instructions by mnemonic with modifiers. Raises BuildError."""
     found: dict[str, Counter[str]] = {}
     name = ""
-    for line in _LINE.finditer(_run([cuobjdump(), "-sass", str(cubin)])):
+    for line in _LINE.finditer(run_tool([cuobjdump(), "-sass", str(cubin)])):
         if line["name"]:
             name = short(line["name"])
             found[name] = Counter()

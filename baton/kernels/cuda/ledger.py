@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import TypedDict
 
-from baton.kernels.abi.build import BuildError, _run
+from baton.kernels.abi.build import BuildError
+from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build
 from baton.kernels.cuda.names import short
 
@@ -67,7 +68,7 @@ def serialized(ptxas: str) -> list[str]:
 
 def release() -> str:
     """Returns the release of nvcc, such as "13.0". Raises BuildError."""
-    found = re.search(r"release (\d+\.\d+)", _run([build.nvcc(), "--version"]))
+    found = re.search(r"release (\d+\.\d+)", run_tool([build.nvcc(), "--version"]))
     return found[1] if found else "unknown"
 
 

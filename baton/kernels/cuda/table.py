@@ -25,7 +25,8 @@ from baton.kernels.cuda import build, ledger
 
 HERE = Path(__file__).parent
 FORMS, BITS, RAN, WORDS = (HERE / "records" / name for name in ("forms.json", "bits.json", "ran.json", "page.md"))
-PAGE = KERNELS.parents[1] / "docs" / "cuda.md"
+PAGE = KERNELS.parents[1] / "docs" / "cuda.md"  # the page that the table stands in
+# What bench/gpu.py found on a GPU; missing where it has not run.
 ON_GPU = KERNELS.parents[1] / "bench" / "results" / "gpu.json"
 NOWHERE = "**No kernel on this page has run on a GPU.** No speed is claimed of any."
 NOT_LISTED = "(no suite on the shim yet)"
