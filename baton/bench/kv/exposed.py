@@ -23,10 +23,10 @@ from baton.kv.transport.auto import AUTO
 from baton.prefill_worker.io.handoff import Handoff
 from baton.protos.nouns import TokenRun
 
-TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10
-PACE = 0.8
-TARGET = 1.2
-LAYER_GROUPS = 8
+TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10  # tokens a second of a fast prefill, and KV bytes of each token
+PACE = 0.8  # share of what a transport carries, because none hides more than its link carries
+TARGET = 1.2  # most exposed time, as a multiple of the last chunk's own way
+LAYER_GROUPS = 8  # parts in which a chunk that ships layer by layer is announced
 
 
 async def exposed(bench: TransportBench, name: str, bytes_per_s: float, parts: int = 1) -> float:

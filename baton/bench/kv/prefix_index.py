@@ -22,8 +22,9 @@ from baton.cluster.prefix_index import PrefixIndex, PrefixPublisher
 from baton.kv.layout import prefix
 from baton.launch.redis_server import RedisServer, find_server
 
+# Workers, blocks of the prompt that is looked up, and blocks held by all workers together.
 WORKERS, BLOCKS, HELD = 64, 8192, 1_000_000
-TARGET_MS = 2.0
+TARGET_MS = 2.0  # most milliseconds of one look-up, because every request waits for it
 
 
 def rows(questions: int = 300) -> list[Row]:

@@ -12,7 +12,7 @@ from baton.bench.rows import RANDOM
 from baton.process.output_files import require_place, write_file
 from baton.protos.errors import ConfigError
 
-SMALL_PAGE_BYTES = 32 << 10
+SMALL_PAGE_BYTES = 32 << 10  # bytes of a small page, at which costs per block weigh most
 
 
 def show(

@@ -6,24 +6,24 @@ Knows nothing of how anything is measured.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from baton.kernels.kv_copy.cpu import copy_only
 from baton.kv.layout.page import layout_for
-from baton.kv.memory import copying
+from baton.kv.memory import block_sums, copying
+from baton.kv.memory.block_sums import BlockSums, Bytes
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import frames
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 from baton.tls.authority import Authority
 from baton.tls.identity import Identity, TlsFiles
 
-FINGERPRINT = "f" * 64
+FINGERPRINT = "f" * 64  # the weights' fingerprint that both ends name, because the real one hashes a checkpoint
 BARE = "baton.bench.Bare"
 TLS = "tcp, TLS"  # the transport tcp between ends that have certificates
 CHUNKS = 8  # of the paced prefill, in one handoff
-BIG_BYTES = 16 << 10  # what is hashed at this size is a block
 
 
 def layout(page_bytes: int) -> KvLayout:
@@ -79,50 +79,37 @@ def known_checksums(memory: PageMemory, page_bytes: int) -> Known:
     return dict(zip(map(copying.address, pages), copying.checksums(pages), strict=True))
 
 
-@contextmanager
-def looked_up(known: Known) -> Iterator[None]:
+def looked_up(known: Known) -> AbstractContextManager[None]:
     """While the block runs, takes the sender's checksums from ``known`` in place of computing them."""
-    plain = copying.kv_copy
 
     def copied(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
         if dst is not None:
             copy_only(dst, src, size)
         return [known[address] for address in src]
 
-    copying.kv_copy = copied
-    try:
-        yield
-    finally:
-        copying.kv_copy = plain
+    return block_sums.using(block_sums.XXH3._replace(copy=copied))
 
 
-@contextmanager
-def skipped() -> Iterator[None]:
-    """While the block runs, neither computes nor compares checksums of blocks at the receiver; headers are still
-    checked.
-    """
-    plain = (copying.kv_copy, frames.checksum, frames.digest, frames.check_blocks)
+class NoDigest:
+    """Takes the place of a digest, and computes nothing."""
 
-    class NoChecksum:
-        def update(self, data: frames.Bytes) -> None:
-            """Ignores ``data``, because no checksum is kept."""
+    def update(self, data: Bytes) -> None:
+        """Ignores ``data``, because no checksum is kept."""
 
-        def reset(self) -> None:
-            """Begins another block; no checksum is kept, so nothing has to be cleared."""
+    def reset(self) -> None:
+        """Begins another block; no checksum is kept, so nothing has to be cleared."""
 
-        def intdigest(self) -> int:
-            return 0
+    def intdigest(self) -> int:
+        """Returns 0 for all bytes."""
+        return 0
+
+
+def skipped() -> AbstractContextManager[None]:
+    """While the block runs, computes no checksums of blocks at the receiver; headers are still checked."""
 
     def copied(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
         assert dst is not None, "a receiver never asks for checksums alone"
         copy_only(dst, src, size)
         return [0] * len(src)
 
-    copying.kv_copy = copied
-    frames.checksum = lambda data: 0 if len(data) >= BIG_BYTES else plain[1](data)
-    frames.digest = NoChecksum
-    frames.check_blocks = lambda frame, checksums: None
-    try:
-        yield
-    finally:
-        copying.kv_copy, frames.checksum, frames.digest, frames.check_blocks = plain
+    return block_sums.using(BlockSums(copied, lambda data: 0, NoDigest))

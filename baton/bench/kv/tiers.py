@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import assert_never
 
 import numpy as np
 
@@ -38,9 +39,9 @@ from baton.protos import channel as ch
 from baton.protos.json import Json
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
-COMPUTED = 1024
-HOST_TARGET, DISK_TARGET = 20.0, 5.0
-CHUNK = 512
+COMPUTED = 1024  # tokens of the prompt that are computed; the rest is scaled, because it would take minutes
+HOST_TARGET, DISK_TARGET = 20.0, 5.0  # times as fast as computing that reading back from each tier should be
+CHUNK = 512  # tokens of a prompt's step, as worker.prefill_chunk_tokens has it by default
 WRITTEN = 128  # blocks that go down at once
 SHAPE: Json = {
     "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
@@ -95,10 +96,14 @@ class EmptyPool:
         self._sharing = PageSharing(PagePool(self.memory.pages))
         self.filler = Filler(self._tell, self.memory, time.perf_counter)
 
-    def _tell(self, message: object) -> None:
-        answer = getattr(self._sharing, type(message).__name__.lower())(message)
-        if isinstance(answer, ch.Filling):
-            asyncio.get_running_loop().call_soon(self.filler.take, answer)
+    def _tell(self, message: ch.Fill | ch.Filled) -> None:
+        match message:
+            case ch.Fill():
+                asyncio.get_running_loop().call_soon(self.filler.take, self._sharing.fill(message))
+            case ch.Filled():
+                self._sharing.filled(message)
+            case _:
+                assert_never(message)
 
 
 def chain(blocks: int) -> list[bytes]:

@@ -18,7 +18,7 @@ from baton.bench.rows import Row, median, paired, spread
 from baton.kv.transport.auto import AUTO
 
 TARGETS = {"shm": ("memcpy", 0.6), "tcp": ("bare recv_into", 0.7), "grpc": ("best bare gRPC stream", 0.8)}
-FIXED_ROUNDS = 40
+FIXED_ROUNDS = 40  # handoffs of one block, because a fixed cost of a millisecond needs many to be seen
 
 
 def run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes: int) -> list[Row]:

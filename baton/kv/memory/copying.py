@@ -8,12 +8,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 
-import xxhash
-
 from baton.kernels.abi import native
-from baton.kernels.kv_copy.cpu import kv_copy
-
-Bytes = bytes | bytearray | memoryview
+from baton.kv.memory import block_sums
+from baton.kv.memory.block_sums import Bytes
+from baton.kv.memory.block_sums import checksum as checksum
 
 _BYTE = ctypes.c_char
 _get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
@@ -31,14 +29,9 @@ def prepare() -> None:
     native.library()
 
 
-def checksum(data: Bytes) -> int:
-    """Returns the XXH3-64 of ``data``, of any length."""
-    return int(xxhash.xxh3_64_intdigest(data))
-
-
 def checksums(blocks: Sequence[memoryview]) -> list[int]:
     """Returns the XXH3-64 of each of ``blocks``, which must have equal lengths."""
-    return kv_copy(None, list(map(address, blocks)), _common_size(blocks)) if blocks else []
+    return block_sums.used().copy(None, list(map(address, blocks)), _common_size(blocks)) if blocks else []
 
 
 def copy(places: Sequence[memoryview], blocks: Sequence[memoryview]) -> list[int]:
@@ -58,7 +51,7 @@ def copy_from(places: Sequence[memoryview], addresses: Sequence[int]) -> list[in
     """
     if len(places) != len(addresses):
         raise ValueError(f"{len(addresses)} blocks for {len(places)} places")
-    return kv_copy(list(map(address, places)), addresses, _common_size(places)) if places else []
+    return block_sums.used().copy(list(map(address, places)), addresses, _common_size(places)) if places else []
 
 
 def scatter(places: Sequence[memoryview], run: memoryview) -> list[int]:
@@ -81,7 +74,8 @@ def gather(blocks: Sequence[memoryview], head: Callable[[list[int]], bytes]) -> 
     made = _new_bytes(None, room + size * len(blocks))
     begin = address(made)  # nobody else has seen the object: it may be filled still
     places = [begin + room + number * size for number in range(len(blocks))]
-    ctypes.memmove(begin, head(kv_copy(places, list(map(address, blocks)), size)), room)
+    checksums = block_sums.used().copy(places, list(map(address, blocks)), size)
+    ctypes.memmove(begin, head(checksums), room)
     return made
 
 

@@ -35,7 +35,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Protocol
 
 import msgspec
 import xxhash
@@ -146,27 +145,9 @@ class Frame(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, blocks=tuple(table))
 
 
-class Digest(Protocol):
-    """Computes a checksum of bytes that are given piece by piece."""
-
-    def update(self, data: Bytes, /) -> None:
-        """Adds the next bytes to the checksum."""
-
-    def intdigest(self) -> int:
-        """Returns the checksum of all bytes added since the last ``reset``."""
-
-    def reset(self) -> None:
-        """Forgets all bytes added so far."""
-
-
 def checksum(data: Bytes) -> int:
     """Returns the xxh3-64 of ``data``."""
     return int(xxhash.xxh3_64_intdigest(data))
-
-
-def digest() -> Digest:
-    """Returns a hash object (``update``, ``intdigest``, ``reset``) that computes xxh3-64 piece by piece."""
-    return xxhash.xxh3_64()
 
 
 def encode(frame: Frame) -> bytes:

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from baton.kv.memory import block_sums
 from baton.kv.wire import frames
 from baton.kv.wire.frames import HEADER_BYTES, PIECE_BYTES, Frame
 from baton.kv.wire.incoming import IncomingStream
@@ -45,7 +46,8 @@ class Landing:
         self._frame = frame
         self._places = places
         self._at = 0
-        self._digest = frames.digest()
+        self._sums = block_sums.used()
+        self._digest = self._sums.digest()
         self._trailer = memoryview(bytearray(frames.trailer_bytes(frame)))
         self._trailed = 0
 
@@ -85,7 +87,7 @@ class Landing:
             taken = min(count, unit - self._at)
             count -= taken
             if taken == unit:
-                self.checksums.append(frames.checksum(place))
+                self.checksums.append(self._sums.of(place))
                 continue
             self._digest.update(place[self._at : self._at + taken])
             self._at += taken
