@@ -51,7 +51,42 @@ class FaultInjector:
         self._tell, self._coverage = tell, coverage
         self._held: set[str] = set()
         self._asked: dict[tuple[FaultKind, str], list[float]] = {}
-        self._plays: dict[FaultKind, Play] = {kind: getattr(self, f"_{kind}") for kind in FAULTS}
+        self._plays = self._plays_by_kind()
+        assert self._plays.keys() == set(FAULTS), "each kind of fault has its play"
+
+    def _plays_by_kind(self) -> dict[FaultKind, Play]:
+        return {
+            "kill": self._kill,
+            "engine_dies": self._engine_dies,
+            "stuck": self._stuck,
+            "slow": self._slow,
+            "cut": self._cut,
+            "cut_one_way": self._cut_one_way,
+            "break": self._break,
+            "index_lies": self._index_lies,
+            "roster_silent": self._roster_silent,
+            "router_dies": self._router_dies,
+            "redis_stalls": self._redis_stalls,
+            "redis_flushed": self._redis_flushed,
+            "redis_restarts": self._redis_restarts,
+            "redis_forgets": self._redis_forgets,
+            "clock_jumps": self._clock_jumps,
+            "tier_slow": self._tier_slow,
+            "tier_fails": self._tier_fails,
+            "role": self._role,
+            "ratio": self._ratio,
+            "hold": self._hold,
+            "leave": self._leave,
+            "weights": self._weights,
+            "cancel_again": self._cancel_again,
+            "half_open": self._half_open,
+            "no_descriptors": self._no_descriptors,
+            "roster_lies": self._roster_lies,
+            "wall_jumps": self._wall_jumps,
+            "torn": self._torn,
+            "drift": self._drift,
+            "no_memory": self._no_memory,
+        }
 
     async def play(self, fault: Fault, began: float) -> None:
         """Waits until ``fault.at`` seconds after ``began`` (loop time) and for its aim, injects ``fault``, and

@@ -62,6 +62,11 @@ class LocalSubject:
         found: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return found
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Returns the text of ``tokens``, without special ones."""
+        found: str = self._tokenizer.decode(tokens)
+        return found
+
     def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[TokenScore]]:
         """Yields, for each prompt, the log-likelihoods of its tokens from the second on, with ``top`` alternatives
         each.
@@ -198,8 +203,7 @@ class _Going:
         return Continuation(text_before(self._text(), self._stop), tuple(self.found), tuple(self._logprobs))
 
     def _text(self) -> str:
-        found: str = self._local._tokenizer.decode(self.found)
-        return found
+        return self._local.text_of(self.found)
 
 
 def _scored(found: TokenLogprobs) -> TokenScore:

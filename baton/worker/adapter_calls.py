@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import assert_never
 
 from baton.protos import channel as ch
 from baton.protos.adapter_id import is_digest, require_name
@@ -76,6 +77,8 @@ class AdapterCalls:
                 self._settle(ticket, adapters)
             case ch.AdapterFailed(ticket, error):
                 self._settle(ticket, from_info(error))
+            case _:
+                assert_never(message)
 
     def lost(self, error: BatonError) -> None:
         """Ends every wait, now and later, with ``error``, because the engine has died."""

@@ -125,9 +125,15 @@ class _Link:
 
     def __init__(self, address: str, dialer: Dialer) -> None:
         self.channel = dialer.channel(address, options=CHANNEL_OPTIONS)
-        self.open_call = self.channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
+        self._stream = self.channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
         self.streams = 0
         self.broken = False
+
+    def enter(self) -> grpc.aio.StreamStreamCall:
+        """Returns a new RPC for a stream, which is counted until ``leave``."""
+        call = self._stream()
+        self.streams += 1
+        return call
 
     async def leave(self) -> None:
         """Counts one stream less; a broken channel is closed with its last one."""
@@ -142,10 +148,9 @@ class GrpcStream:
     def __init__(self, link: _Link, address: str) -> None:
         self._link = link
         self._address = address
-        self._call = link.open_call()
+        self._call = link.enter()
         self._closed = False
         self._writing: asyncio.Future[None] | None = None
-        link.streams += 1
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
         """Sends one message, waiting for HTTP/2 flow control; one with blocks is written in the background until

@@ -73,6 +73,7 @@ class NcclServer(SocketServer):
         group, count, _ = STREAM_ID.unpack(stream_id)
         channel = self._channel(group, count, pages << 12, inlet.sock.getsockname()[0])
         incoming = self.streams[stream_id] = NcclIncomingStream(self._accept, self, stream_id, channel)
+        channel.serve(incoming)
         incoming.end_if_idle()
         incoming.join(inlet, 0)
         return incoming
@@ -126,6 +127,10 @@ class ReceivingChannel(StagingChannel):
         self.used, self.emptied = 0.0, 0  # messages whose half of staging is free again
         super().__init__(mover, join, half_bytes, pages)
 
+    def serve(self, incoming: NcclIncomingStream) -> None:
+        """Aborts ``incoming``, until it ends, if the channel breaks."""
+        self.incoming = incoming
+
     def expect(self, frame: Frame, incoming: NcclIncomingStream) -> None:
         """Announces that the next messages carry the blocks of ``frame``."""
         places, checksums = list[memoryview](), list[int]()
@@ -166,7 +171,7 @@ class NcclIncomingStream(IncomingStream):
 
     def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, channel: ReceivingChannel) -> None:
         super().__init__(accept, server, stream_id)
-        self._channel, channel.incoming = channel, self
+        self._channel = channel
         self._copying: list[asyncio.Future[list[int]]] = []
         self._out += READY
 

@@ -14,10 +14,9 @@ from heapq import heappush
 from baton.kv.pages.pool import PageLease
 from baton.planner.simulator.faults import check_pools
 from baton.planner.simulator.flight import Flight
-from baton.planner.simulator.place_maker import ClusterScenario, DecodeNode, SimDecode, SimPrefill, SimWorkerMaker
+from baton.planner.simulator.place_maker import ClusterScenario, SimDecode, SimPrefill, SimWorkerMaker
 from baton.planner.simulator.prefill_node import PrefillNode
 from baton.planner.simulator.shared_cores import SharedCores
-from baton.planner.simulator.stepwise_decode import StepwiseDecode
 from baton.prefill_worker.engine.scheduler import PrefillJob
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -50,11 +49,9 @@ class WorkerSimulation(ABC):
         self._shipped: dict[int, int] = {}
         self._fetched: dict[int, int] = {}
         self._cores = SharedCores(scenario.sharing, self.at) if scenario.sharing else None
-        self._maker = SimWorkerMaker(settings, self.block, self._ship)
+        self._maker = SimWorkerMaker(settings, self.block, self._ship, self._cores)
         self.prefills = self._maker.prefills(settings.prefill, scenario.prefill, pools)
         self.decodes = self._maker.decodes(settings.decode, scenario.decode, pools)
-        for place in self.decodes.values():
-            self._share(place.name, place.node)
 
     @abstractmethod
     def pump(self) -> None:
@@ -181,11 +178,6 @@ class WorkerSimulation(ABC):
 
     # ---- decode --------------------------------------------------------------------------------------------
 
-    def _share(self, name: str, node: DecodeNode) -> None:
-        cores = self._cores
-        if cores and isinstance(node, StepwiseDecode):
-            node.stretched = lambda begin, seconds: cores.stretched(name, begin, seconds)
-
     def _join(self, flight: Flight, place: SimDecode, lease: PageLease, local: bool) -> None:
         heard = self._between_steps(place)
         if not local and flight.first_token < 0:
@@ -240,9 +232,7 @@ class WorkerSimulation(ABC):
     def restart_decode(self, worker: SimDecode) -> None:
         """Ends a decode worker; the engine that it starts again with has empty caches."""
         self._stop(worker.name)
-        node = self._maker.decode_node(worker.costs)
-        self._share(worker.name, node)
-        worker.die(node)
+        worker.die(self._maker.decode_node(worker.name, worker.costs))
 
     def _stop(self, name: str) -> None:
         if self._cores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -12,7 +13,7 @@ from baton.planner.simulator.faults import Failure, SimPool
 from baton.planner.simulator.flight import Flight
 from baton.planner.simulator.place import Node, SimWorker
 from baton.planner.simulator.prefill_node import PrefillNode
-from baton.planner.simulator.shared_cores import CoreSharing
+from baton.planner.simulator.shared_cores import CoreSharing, SharedCores
 from baton.planner.simulator.stepwise_decode import StepwiseDecode
 from baton.planner.traces.trace import Trace
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo
@@ -63,11 +64,11 @@ class ClusterScenario(msgspec.Struct, frozen=True):
 
 class SimWorkerMaker:
     """Makes simulated workers; ``block`` is tokens per block, ``ship`` is called with what prefill workers
-    computed.
+    computed. ``cores``: on which all workers compute, if they share some.
     """
 
-    def __init__(self, settings: SimSettings, block: int, ship: Ship) -> None:
-        self._settings, self._block, self._ship = settings, block, ship
+    def __init__(self, settings: SimSettings, block: int, ship: Ship, cores: SharedCores | None) -> None:
+        self._settings, self._block, self._ship, self._cores = settings, block, ship, cores
 
     def prefills(self, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, SimPrefill]:
         """Returns all prefill workers by worker id: ``count`` of the cluster's own, then those of pools."""
@@ -78,20 +79,21 @@ class SimWorkerMaker:
     def decodes(self, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, SimDecode]:
         """Returns all decode workers by worker id: ``count`` of the cluster's own, then those of pools."""
         named = self._named("decode", count, costs, pools)
-        made = (self._worker("decode", *one, self.decode_node(one[2])) for one in named)
+        made = (self._worker("decode", *one, self.decode_node(one[1], one[2])) for one in named)
         return {worker.info.worker_id: worker for worker in made}
 
     def prefill_node(self, costs: WorkerCosts) -> PrefillNode:
         """Returns a new simulated engine of a prefill worker."""
         return PrefillNode(costs, self._block, self._settings.prefill_chunk, self._ship)
 
-    def decode_node(self, costs: WorkerCosts) -> DecodeNode:
-        """Returns a new simulated engine of a decode worker: the real scheduler, or its compressed twin."""
+    def decode_node(self, name: str, costs: WorkerCosts) -> DecodeNode:
+        """Returns a new simulated engine of decode worker ``name``: the real scheduler, or its compressed twin."""
         settings = self._settings
         limits = settings.max_batch, settings.decode_chunk
         costs = msgspec.structs.replace(costs, fixed=costs.fixed + costs.overhead.step)
         if settings.stepwise:
-            return StepwiseDecode(costs, self._block, *limits)
+            stretched = partial(self._cores.stretched, name) if self._cores else None
+            return StepwiseDecode(costs, self._block, *limits, stretched)
         return CompressedDecode(costs, self._block, *limits, settings.writers_wait)
 
     def _named(

@@ -21,23 +21,32 @@ from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 
 NO_LIMIT = 1 << 40  # tokens of a context: none ends here
+Stretched = Callable[[float, float], float]
+"""When a step begins, and its seconds alone, to the seconds that it lasts beside others."""
 VOCAB = 1 << 31  # ids of made-up tokens are below it
 
 
 class StepwiseDecode:
     """Simulates a decode worker, with CompressedDecode's methods; ``block_tokens`` must be 16.
 
-    ``stretched(begin, seconds)`` may be set to lengthen a step that takes ``seconds`` alone.
+    ``stretched(begin, seconds)``, if given, returns how long a step lasts that takes ``seconds`` alone.
     """
 
-    def __init__(self, costs: WorkerCosts, block_tokens: int, max_batch: int, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        costs: WorkerCosts,
+        block_tokens: int,
+        max_batch: int,
+        chunk_tokens: int,
+        stretched: Stretched | None = None,
+    ) -> None:
         assert block_tokens == BLOCK_TOKENS, "the real scheduler's blocks hold 16 tokens"
         self.costs = costs
         self.pool = PagePool(max(1, costs.kv_tokens // BLOCK_TOKENS), watched=False)
         self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens)
         self.now = self.busy = 0.0
         self.generated = 0
-        self.stretched: Callable[[float, float], float] | None = None
+        self._stretched = stretched
         self._ages = 0
         self._may_prefill = False  # a prompt came to be read, or a preempted sequence will
         self._flights: dict[int, tuple[Flight, DecodeJob]] = {}
@@ -135,8 +144,8 @@ class StepwiseDecode:
             seconds = self.costs.step_seconds(
                 shape.prefill_tokens, shape.prefill_attention, shape.decode_sequences, shape.decode_context
             )
-            if self.stretched is not None:
-                seconds = self.stretched(self.now, seconds)
+            if self._stretched is not None:
+                seconds = self._stretched(self.now, seconds)
             self._planned = plan, seconds
         return self._planned
 

@@ -126,7 +126,6 @@ class Followers:
 
     def __init__(self, config: EngineConfig, ranks: range | None = None, hosted: bool = False) -> None:
         self._leaving = False
-        self._lost: Callable[[RankLost], None] = lambda error: None
         self._all: list[Follower] = []
         self._count = config.widths.count
         try:
