@@ -26,7 +26,7 @@ from rich.console import Console
 
 from baton.bench.rows import Row, median, paired, spread, table, to_json
 from baton.engine.backends.ranks.hosts.control import exactly
-from baton.engine.backends.ranks.hosts.links import TOKEN, LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.links import TOKEN, HostMemory, LinkPlan, Links, LinkServer
 from baton.engine.backends.ranks.memory import RanksStruct, show_pages
 from baton.kernels.collective.native import Collective, group_at, group_bytes
 from baton.protos.nouns import Extent
@@ -48,7 +48,7 @@ class Host:
         maps = [mmap.mmap(-1, size) for size in sizes]
         memory, pages = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in maps)
         plan = LinkPlan(token, tuple(server.address for server in servers), (0, 1))
-        servers[rank].start(plan, rank, Mapped(memory, sizes[0], pages, sizes[1], (maps,)))
+        servers[rank].start(plan, rank, HostMemory(memory, sizes[0], pages, sizes[1], (maps,)))
         self._links = Links(plan, rank, memory, pages, BOUND_S, identity)
         group = group_at(memory, rank, RANKS, SLOT_BYTES, BOUND_S)
         group.links = self._links.address

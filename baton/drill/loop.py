@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+# Seconds within which timers are due together, because sums of floats differ in their last bits.
 RESOLUTION_S = 1e-9
 MOST_CANCELLED = 100  # timers that were cancelled and still wait for their time, beside as many others
 MOST_IDLE_TURNS = 20_000  # turns without time passing after which a run gets nowhere
@@ -39,7 +40,7 @@ class CancelWitness(Protocol):
         """Receives the coroutine of a task that is about to be cancelled."""
 
 
-class Numbered:
+class StableHash:
     """Hashes futures and tasks by a number from their loop, so that sets of them have the same order in every
     run.
     """
@@ -53,7 +54,7 @@ class Numbered:
         return self._number
 
 
-class _Future(Numbered, asyncio.Future[Any]):
+class _Future(StableHash, asyncio.Future[Any]):
     """A future of a simulated run."""
 
 

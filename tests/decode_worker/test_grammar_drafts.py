@@ -9,7 +9,7 @@ import pytest
 
 from baton.engine.grammar.running import Grammars
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.speculate.forced import Forced
+from baton.engine.speculate.forced import ForcedDrafts
 from baton.engine.speculate.suffix import Suffix
 from baton.kernels.abi import native
 from baton.protos import channel as ch
@@ -99,7 +99,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, kind: str, spec: str) -> Engine:
 def test_what_a_grammar_forces_takes_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = asked(monkeypatch, "regex", "[ab]this follows[cd]and this[ef]")
     steps = (plain := Run(engine)).local()
-    drafter = Eager(Forced(), most=16)
+    drafter = Eager(ForcedDrafts(), most=16)
     fewer = (drafted := Run(engine, drafter=drafter)).local()
     assert drafted.told() == plain.told()
     assert drafter.tally.accepted == drafter.tally.verified > 15
@@ -118,7 +118,7 @@ def test_recent_answers_are_looked_up_for_answers_of_the_same_schema(monkeypatch
 
 def test_nobody_follows_the_grammar_of_an_answer_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = asked(monkeypatch, "regex", "[ab]and its end[cd]")
-    (run := Run(engine, drafter=(drafter := Eager(Forced(), most=16)))).local()
+    (run := Run(engine, drafter=(drafter := Eager(ForcedDrafts(), most=16)))).local()
     assert run.told()
     assert drafter._ended, "it waits to be forgotten"
     assert [one.wanted for (_, of), one in engine.grammars._processes.items() if "its end" in of.spec] == [False]

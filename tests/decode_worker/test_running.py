@@ -15,7 +15,7 @@ import torch
 
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.kv.layout.running import RunningScores
-from baton.kv.layout.selection import Observed, PromptSelection
+from baton.kv.layout.selection import AttentionSelection, PromptSelection
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
@@ -25,7 +25,7 @@ from tests.decode_worker.test_windows import hand_over as handed_over
 from tests.engine.speculate.oracle import Eager, Oracle
 from tests.kernels.thorough import first_now
 
-H2O = Observed(96, 32, running=True)
+H2O = AttentionSelection(96, 32, running=True)
 ANSWER = Sampling(temperature=0.0, max_tokens=44, ignore_eos=True)
 LENGTHS = (230, 70)  # beyond the budget, and within it until the answer has some tokens
 MOST = 96 // 16 + 2  # pages that an answer holds

@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-from baton.drill.loop import Numbered, SeededLoop
+from baton.drill.loop import SeededLoop, StableHash
 from baton.drill.parts.clock import CLOCK, MachineClock
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Process:
         self._tasks.pop(task, None)
 
 
-class DrillTask(Numbered, asyncio.Task[T]):
+class DrillTask(StableHash, asyncio.Task[T]):
     """A task that tells its loop before it is cancelled; sets of such tasks have the same order in every run."""
 
     def cancel(self, msg: object = None) -> bool:

@@ -10,7 +10,7 @@ from baton.engine.speculate.draft import GRADES, Draft, SequenceView, Speculator
 NAME = "forced"
 
 
-class Forced(Speculator):
+class ForcedDrafts(Speculator):
     """Drafts the tokens that a sequence's grammar forces ("jump forward")."""
 
     name = NAME

@@ -17,7 +17,7 @@ NONE, AUTO = "none", "auto"
 SPECULATORS: dict[str, Callable[[tuple[str, ...]], Speculator]] = {
     prompt_lookup.NAME: lambda beside: prompt_lookup.PromptLookup(),
     suffix.NAME: lambda beside: suffix.Suffix(own=prompt_lookup.NAME not in beside),
-    forced.NAME: lambda beside: forced.Forced(),
+    forced.NAME: lambda beside: forced.ForcedDrafts(),
     lookahead.NAME: lambda beside: lookahead.Lookahead(),
 }
 # Prefixes of speculators with weights of their own, before a directory or a hub id.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv.layout.selection import Observed, PromptSelection
+from baton.kv.layout.selection import AttentionSelection, PromptSelection
 
 
 class RunningScores:
@@ -22,7 +22,9 @@ class RunningScores:
     of it.
     """
 
-    def __init__(self, observed: Observed, block_tokens: int, prompt: int, kept: PromptSelection | None) -> None:
+    def __init__(
+        self, observed: AttentionSelection, block_tokens: int, prompt: int, kept: PromptSelection | None
+    ) -> None:
         self._terms = observed, block_tokens, prompt, kept
         self._size, self._window, self.prompt = block_tokens, observed.window, prompt
         self._slots = max(1, (observed.budget - observed.window) // block_tokens)

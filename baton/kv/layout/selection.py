@@ -64,7 +64,7 @@ class Selection(NamedTuple):
         return max(0, run - self.window // BLOCK_TOKENS)
 
 
-class Observed(NamedTuple):
+class AttentionSelection(NamedTuple):
     """Keeps about ``budget`` tokens of a prompt: the last ``window``, and the pages that they attend to most
     (SnapKV); if ``running``, of the answer, too (H2O).
     """
@@ -142,7 +142,7 @@ class PromptSelection(NamedTuple):
         return [*own, *hashes[self.slots :]]
 
 
-def parsed(text: str) -> Selection | Observed | None:
+def parsed(text: str) -> Selection | AttentionSelection | None:
     """Returns the selection that the text of ``worker.kv_selection`` describes, None for "all". Raises ConfigError
     if it is invalid.
     """
@@ -163,15 +163,15 @@ def parsed(text: str) -> Selection | Observed | None:
     if kept <= window or window > MOST_WATCHED:
         text = f"{SETTING} {text!r}: give a window of {MOST_WATCHED} at most, and more tokens than it has"
         raise ConfigError(text, SETTING)
-    return Observed(kept, window, found[1] == "h2o")
+    return AttentionSelection(kept, window, found[1] == "h2o")
 
 
-def marked(fidelity: str, selection: Selection | Observed | None) -> str:
+def marked(fidelity: str, selection: Selection | AttentionSelection | None) -> str:
     """Returns ``fidelity`` with the text of ``selection`` appended, unless that is None."""
     return fidelity if selection is None else f"{fidelity}{MARK}{selection}"
 
 
-def _of(layout: KvLayout) -> Selection | Observed | None:
+def _of(layout: KvLayout) -> Selection | AttentionSelection | None:
     """Returns the selection of a layout; also None if a newer peer's is unknown, whose fidelity is refused as
     different.
     """
@@ -189,10 +189,10 @@ def selection_of(layout: KvLayout) -> Selection | None:
     return found if isinstance(found, Selection) else None
 
 
-def observed_of(layout: KvLayout) -> Observed | None:
+def observed_of(layout: KvLayout) -> AttentionSelection | None:
     """Returns the SnapKV or H2O selection of a worker of ``layout``; None if it has another one, or none."""
     found = _of(layout)
-    return found if isinstance(found, Observed) else None
+    return found if isinstance(found, AttentionSelection) else None
 
 
 def prompt_selection_of(layout: KvLayout, prompt: int) -> PromptSelection | None:

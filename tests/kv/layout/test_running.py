@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from baton.kv.layout.running import RunningScores
-from baton.kv.layout.selection import Observed, parsed
+from baton.kv.layout.selection import AttentionSelection, parsed
 
-H2O = Observed(64, 32, running=True)  # two pages and a window of two
+H2O = AttentionSelection(64, 32, running=True)  # two pages and a window of two
 
 
 def test_the_text_of_the_setting_is_the_fidelitys() -> None:
@@ -35,7 +35,7 @@ def test_the_page_that_was_paid_least_goes_when_one_leaves_the_window() -> None:
 @pytest.mark.parametrize("size", [16, 48])
 @pytest.mark.parametrize("prompt", [20, 150, 700])
 def test_the_kept_pages_are_those_of_a_plain_account(size: int, prompt: int) -> None:
-    rng, observed = np.random.default_rng(prompt), Observed(288, 96, running=True)
+    rng, observed = np.random.default_rng(prompt), AttentionSelection(288, 96, running=True)
     kept = observed.prompt_selection_of(prompt, size)
     scores, slots = RunningScores(observed, size, prompt, kept), 192 // size
     first = max(0, prompt - 96) // size

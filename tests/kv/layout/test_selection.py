@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baton.kv.layout.bridge import bridge, can_ship
 from baton.kv.layout.page import in_pages_of, layout_for, sliding_window
 from baton.kv.layout.selection import (
-    Observed,
+    AttentionSelection,
     PromptSelection,
     Selection,
     marked,
@@ -28,7 +28,7 @@ SOME = layout_for("float32", 1, 1, 4, fidelity=marked("float32", parsed("snapkv:
 def test_settings_say_what_they_say():
     assert parsed("all") is None
     assert parsed("sinks:64,window:4096") == Selection(64, 4096)
-    assert parsed("snapkv:1024") == Observed(1024, 64)
+    assert parsed("snapkv:1024") == AttentionSelection(1024, 64)
     assert str(parsed("snapkv:1024,window:32")) == "snapkv:1024,window:32"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.engine.grammar.state import GrammarState
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
-from baton.kv.layout.selection import Observed
+from baton.kv.layout.selection import AttentionSelection
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
@@ -85,7 +85,7 @@ def test_a_prompt_that_selects_its_pages_holds_up_no_step_while_its_grammar_comp
     scheduler = PrefillScheduler(PagePool(64), chunk_tokens=32, max_batch=8)
     request = EngineRequest("1", tuple(range(200)), 200, Sampling())
     sequence = SequenceState(1, request, (), 8192, cast("GrammarState", SimpleNamespace(ready=False, mask=None)))
-    kept = Observed(112, 64).prompt_selection_of(200, BLOCK_TOKENS)
+    kept = AttentionSelection(112, 64).prompt_selection_of(200, BLOCK_TOKENS)
     scheduler.add(PrefillJob(sequence, prefix.chain(ROOT, request.token_ids), 0.0, kept=kept))
     while planned := run(scheduler):
         assert planned == [(1, 32)]

@@ -26,7 +26,7 @@ from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 
 TOLERANCE = 0.02  # of a result's distance to float32's, over its length: products take bf16 or int8 rows
-EPS = 1e-5
+EPS = 1e-5  # the norm's epsilon, of the size that checkpoints have
 WARM, TIMED = 3, 20  # calls before those that are timed, and timed ones
 
 

@@ -23,7 +23,9 @@ from baton.kv.layout.page import layout_for
 from baton.protos.errors import BatonError
 from baton.protos.nouns import LayerGroup
 
+# Sizes of the trial's model, and its pages: small, because a start waits for the trial.
 HIDDEN, INNER, VOCAB, PAGES = 256, 384, 320, 16
+# Tokens of the prompts and of a chunk, and steps that decode: whole and part blocks occur.
 PROMPTS, CHUNK, DECODES = (5, 37, 18), 16, 4
 # Tolerances: ‖GPU - CPU‖ / ‖CPU‖ of a hidden state; difference of a log-likelihood. The GPU rounds q and
 # attention weights to bf16, and activations before bf16 matrices, as the CPU does.

@@ -23,7 +23,7 @@ from baton.engine.backends.ranks.balancing import LOOK_ROWS, ExpertBalancer
 from baton.engine.backends.ranks.dealing import Piece, among_ranks, in_one_part, in_parts
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.hosts.lead import LeadHosts
-from baton.engine.backends.ranks.hosts.links import Mapped
+from baton.engine.backends.ranks.hosts.links import HostMemory
 from baton.engine.backends.ranks.load import LoadedRank
 from baton.engine.backends.ranks.memory import (
     MOST_ROWS,
@@ -149,7 +149,7 @@ class RankRunner(StepRunner):
         if self._hosts is not None:
             kept = self._memory, self._buffer
             sizes = self._memory.meeting, self._memory.sizes.total, self._ranks.pages, size
-            links = self._hosts.connect(Mapped(*sizes, kept), self._followers, self._undivided, layout)
+            links = self._hosts.connect(HostMemory(*sizes, kept), self._followers, self._undivided, layout)
             self._ranks.group.links = links.address
 
     @property

@@ -54,7 +54,7 @@ from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
 from baton.kernels.registry import kernels
 from baton.kv.layout.page import layout_for
-from baton.kv.layout.selection import ALL, SETTING, Observed, Selection, marked, parsed, selection_of
+from baton.kv.layout.selection import ALL, SETTING, AttentionSelection, Selection, marked, parsed, selection_of
 from baton.kv.layout.tables import by_window
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.protos.measurements import EngineWork
@@ -355,11 +355,11 @@ def _takes_own_pages(config: EngineConfig) -> bool:
     return not obstacles
 
 
-def _selection(config: EngineConfig, program: Program) -> Selection | Observed | None:
+def _selection(config: EngineConfig, program: Program) -> Selection | AttentionSelection | None:
     """Returns which part of a long context attention sees. Raises ConfigError if that isn't supported here."""
     selection = parsed(config.kv_selection)
     latent = any(isinstance(op, LatentAttention) for op in program.ops)
-    windowed = isinstance(selection, Observed) and any(program.windows)
+    windowed = isinstance(selection, AttentionSelection) and any(program.windows)
     obstacles = [
         *([f"device {config.device}"] if config.device != "cpu" else ()),
         *([f"{config.widths.field} {config.widths.count}"] if config.widths.count > 1 else ()),

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from baton.engine.backends.ranks.hosts.layout import hosts_of_ranks, ranks_on
-from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.links import HostMemory, LinkPlan, Links, LinkServer
 from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.load import LoadedRank, load_rank
@@ -31,7 +31,7 @@ class Host:
         self.config, self.ranks = config, ranks
         self.identity = rank_identity(config.tls, "a port of links")
         self.server = LinkServer(HERE, self.identity)
-        self.mapped: Mapped | None = None
+        self.mapped: HostMemory | None = None
         self._threads: list[threading.Thread] = []
         self._linked = threading.Barrier(len(ranks) + 1)
 
@@ -39,7 +39,7 @@ class Host:
         """Makes the host's own memory of these sizes."""
         maps = [mmap.mmap(-1, size) for size in (memory, pages)]
         at = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in maps]
-        self.mapped = Mapped(at[0], memory, at[1], pages, (maps,))
+        self.mapped = HostMemory(at[0], memory, at[1], pages, (maps,))
 
     def start(self, plan: LinkPlan, fd: int) -> None:
         """Runs the ranks, each over its own view of the memory."""
@@ -96,7 +96,7 @@ class Hosts:
         if self._memory < 0:
             self._memory = fd
 
-    def connect(self, mapped: Mapped, followers: Hosts, program: object, layout: object) -> Links:
+    def connect(self, mapped: HostMemory, followers: Hosts, program: object, layout: object) -> Links:
         assert followers is self
         addresses = tuple(host.server.address for host in self.all)
         plan = LinkPlan(os.urandom(32), addresses, hosts_of_ranks(self._config.widths.count, self._config.hosts))
@@ -157,7 +157,7 @@ def require_only_own_parts(runner: RankRunner) -> None:
             assert not any(page), at // layout.page_bytes
 
 
-def _pages(mapped: Mapped | None) -> memoryview:
+def _pages(mapped: HostMemory | None) -> memoryview:
     assert mapped is not None
     return memoryview((ctypes.c_uint8 * mapped.page_bytes).from_address(mapped.pages)).cast("B")
 

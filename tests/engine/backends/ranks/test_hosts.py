@@ -18,7 +18,7 @@ import torch
 from baton.engine.backends.ranks.hosts.agent import RankAgent
 from baton.engine.backends.ranks.hosts.control import Control, dial
 from baton.engine.backends.ranks.hosts.lead import RemoteHost
-from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, HostMemory, LinkPlan, Links, LinkServer
 from baton.engine.backends.ranks.hosts.messages import HostShare
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.memory import RanksStruct, show_pages
@@ -130,7 +130,7 @@ class FarGroup:
         addresses = tuple(server.address for server in self.servers)
         self.plan = LinkPlan(os.urandom(32), addresses, tuple(range(count)))
         for rank, server in enumerate(self.servers):
-            server.start(self.plan, rank, Mapped(self.at[rank], size, self.at[rank], 0, (self._maps,)))
+            server.start(self.plan, rank, HostMemory(self.at[rank], size, self.at[rank], 0, (self._maps,)))
         self.strangers = [socket.create_connection(at, 30) for at in addresses for _ in range(strangers)]
         self.ranks = [
             Links(self.plan, rank, self.at[rank], self.at[rank], bound_s, identity) for rank in range(count)
@@ -190,7 +190,7 @@ def test_a_write_beyond_the_memory_ends_the_connection_and_its_rank_is_lost(at: 
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     server = LinkServer("127.0.0.1")
     plan = LinkPlan(os.urandom(32), (server.address, ("127.0.0.1", 1)), (0, 1))
-    server.start(plan, 0, Mapped(address, size, address, 0, (memory,)))
+    server.start(plan, 0, HostMemory(address, size, address, 0, (memory,)))
     with socket.create_connection(server.address, 30) as stranger:
         stranger.sendall(bytes(32) + (1).to_bytes(4, "little"))
         assert stranger.recv(1) == b""  # it hasn't the worker's token

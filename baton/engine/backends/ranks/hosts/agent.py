@@ -27,7 +27,7 @@ from baton.engine.backends.ranks.hosts.control import (
     refusal,
     require_key,
 )
-from baton.engine.backends.ranks.hosts.greeting import Greeted, Greeter
+from baton.engine.backends.ranks.hosts.greeting import GreetedPeer, Greeter
 from baton.engine.backends.ranks.hosts.messages import SessionSpec
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.protos.errors import ConfigError
@@ -97,7 +97,7 @@ class RankAgent:
             with suppress(subprocess.TimeoutExpired):
                 session.wait(max(0.0, until - time.monotonic()))
 
-    def _answer(self, greeted: Greeted) -> None:
+    def _answer(self, greeted: GreetedPeer) -> None:
         """Starts a session for a lead that has the key."""
         answer = answer_to_lead(self._key, greeted.asked, greeted.said)
         with greeted.sock as sock:

@@ -31,7 +31,7 @@ MOST_WAITING = 64  # connections that haven't; one more closes the oldest: whoev
 PAUSE_S = 0.1  # after an accept that failed for want of descriptors: at once it would fail again
 
 
-class Greeted(NamedTuple):
+class GreetedPeer(NamedTuple):
     """A connection that has said all that was due: ``said``, after it was sent ``asked``. Blocking, without a limit
     of time; whoever gets it closes it. ``here`` is this end's IP address. Of TLS ``sock`` is the local end of a
     relay.
@@ -75,7 +75,7 @@ class Greeter:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def poll(self, patience_s: float) -> list[Greeted]:
+    def poll(self, patience_s: float) -> list[GreetedPeer]:
         """Waits up to ``patience_s`` seconds for something to come; returns the connections that have said all."""
         found = []
         for key, _ in self._selector.select(patience_s):
@@ -125,7 +125,7 @@ class Greeter:
         stranger.sock.send(stranger.asked)
         stranger.is_asked = True
 
-    def _read(self, stranger: _Stranger) -> Greeted | None:
+    def _read(self, stranger: _Stranger) -> GreetedPeer | None:
         """Returns the connection once it has said all."""
         try:
             if self._identity is not None and not stranger.is_asked and not self._shakes(stranger, self._identity):
@@ -140,7 +140,7 @@ class Greeter:
             self._drop(stranger, str(error))
             return None
         self._forget(stranger)
-        return Greeted(_blocking(stranger.sock), stranger.peer, stranger.asked, stranger.said, stranger.here)
+        return GreetedPeer(_blocking(stranger.sock), stranger.peer, stranger.asked, stranger.said, stranger.here)
 
     def _shakes(self, stranger: _Stranger, identity: Identity) -> bool:
         """Goes on with TLS's handshake; returns whether it is done, and who it is was asked. Raises OSError."""

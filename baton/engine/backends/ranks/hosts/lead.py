@@ -17,7 +17,7 @@ import msgspec
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.hosts.control import dial, read_key
 from baton.engine.backends.ranks.hosts.layout import FIELD, hosts_of_ranks, ranks_on
-from baton.engine.backends.ranks.hosts.links import TOKEN, LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.links import TOKEN, HostMemory, LinkPlan, Links, LinkServer
 from baton.engine.backends.ranks.hosts.messages import (
     FROM_HOST,
     FromHost,
@@ -133,7 +133,7 @@ class LeadHosts:
                 raise StartupError(f"{text}; put the same files there")
 
     def connect(
-        self, mapped: Mapped, followers: Followers, program: Program, layout: KvLayout | None = None
+        self, mapped: HostMemory, followers: Followers, program: Program, layout: KvLayout | None = None
     ) -> Links:
         """Has all hosts make memory like ``mapped``, the lead's, and connects all ranks, ``followers`` on this host
         among them; returns the lead's connections. Raises StartupError.

@@ -59,7 +59,7 @@ class LinksStruct(ctypes.Structure):
     )
 
 
-class Mapped(NamedTuple):
+class HostMemory(NamedTuple):
     """The addresses and sizes in bytes of a host's shared memory and its KV pages; ``kept`` keeps both mapped."""
 
     memory: int
@@ -116,7 +116,7 @@ class LinkServer:
         self._greets: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
 
-    def start(self, plan: LinkPlan, host: int, mapped: Mapped) -> None:
+    def start(self, plan: LinkPlan, host: int, mapped: HostMemory) -> None:
         """Begins to take the connections of all ranks that aren't on ``host``, the own one."""
         awaited = plan.ranks_elsewhere(host)
         arguments = plan.token, awaited, mapped
@@ -139,7 +139,7 @@ class LinkServer:
         if self._greets is None:
             self._listener.close()
 
-    def _accept(self, token: bytes, awaited: set[int], mapped: Mapped) -> None:
+    def _accept(self, token: bytes, awaited: set[int], mapped: HostMemory) -> None:
         """Takes each awaited rank's connection once; what strangers do delays none of them."""
         with Greeter(self._listener, TOKEN + RANK, identity=self._identity) as greeter:
             while awaited and not self._closed.is_set():
@@ -162,7 +162,7 @@ def _rank_of(said: bytes, token: bytes) -> int:
     return int.from_bytes(said[TOKEN:], "little") if hmac.compare_digest(said[:TOKEN], token) else -1
 
 
-def _receive(sock: socket.socket, rank: int, mapped: Mapped) -> None:
+def _receive(sock: socket.socket, rank: int, mapped: HostMemory) -> None:
     with sock:
         try:
             sock.sendall(WELCOME)

@@ -20,7 +20,7 @@ import msgspec
 
 from baton.engine.backends.ranks.followers import Follower, Followers, ending
 from baton.engine.backends.ranks.hosts.control import Control
-from baton.engine.backends.ranks.hosts.links import LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.links import HostMemory, LinkServer
 from baton.engine.backends.ranks.hosts.messages import (
     FROM_LEAD,
     LEAD_BUILD,
@@ -158,7 +158,7 @@ class HostSession:
         files = [_memory("baton-ranks", said.memory), _memory("baton-kv", said.pages)]
         maps = [mmap.mmap(fd, size, mmap.MAP_SHARED) for fd, size in zip(files, said_sizes(said), strict=True)]
         self._meeting, pages = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in maps)
-        mapped = Mapped(self._meeting, said.memory, pages, said.pages, (maps,))
+        mapped = HostMemory(self._meeting, said.memory, pages, said.pages, (maps,))
         self._server.start(said.links, self._start.host, mapped)
         for fd, size in zip(files, said_sizes(said), strict=True):
             self._followers.share(fd, size)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.backends.ranks.hosts.control import NONCE, dial
-from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.links import HostMemory, LinkPlan, Links, LinkServer
 from baton.engine.backends.ranks.hosts.relay import relayed
 from baton.engine.backends.ranks.hosts.secured import dial_securely, rank_identity
 from baton.engine.backends.ranks.runner import RankRunner
@@ -159,7 +159,7 @@ def test_bytes_that_were_changed_on_the_way_are_not_written_and_the_rank_is_lost
     server = LinkServer("127.0.0.1", own())
     wire = Wire(server.address)
     plan = LinkPlan(os.urandom(32), (wire.address, ("127.0.0.1", 1)), (0, 1))
-    server.start(plan, 0, Mapped(address, size, address, 0, (memory,)))
+    server.start(plan, 0, HostMemory(address, size, address, 0, (memory,)))
     links = Links(plan, 1, there, there, 60.0, own())
     server.await_all()
     wire.changes.set()
