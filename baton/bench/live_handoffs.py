@@ -23,10 +23,11 @@ from baton.router.workers.decode_session import DecodeLease
 from baton.router.workers.link import DecodeLink, WorkerLink
 from baton.router.workers.link_table import LinkTable
 
+# Tokens of the prompts that are handed over, doubling so that a line is fitted well.
 LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
-TIMES = 2
-CONNECT_S = 10.0
-LOOK_S = 0.02
+TIMES = 2  # handoffs of each length, because the first one may be disturbed
+CONNECT_S = 10.0  # seconds that a worker has to be connected
+LOOK_S = 0.02  # seconds between looks whether it is connected
 Told = Callable[[str], None]
 
 

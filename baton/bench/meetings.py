@@ -20,7 +20,7 @@ from baton.kernels.collective.native import Collective, group_at, group_bytes
 from baton.process.children import child_environment, python
 from baton.process.processes import die_with_parent
 
-RANKS, SLOT_BYTES = 2, 4096
+RANKS, SLOT_BYTES = 2, 4096  # ranks that meet, and bytes that each may bring
 MEETINGS, ROUNDS = 2000, 5  # a round of this many takes some hundredths of a second
 PATIENCE_S = 600.0  # for all of it, kernels' compilation included
 

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from baton.cluster.store.redis_url import masked
 
-KEPT, KEPT_S = 64, 3600
+KEPT, KEPT_S = 64, 3600  # departures that are kept, and for how many seconds, because operators look after the fact
 WAIT_S = 1.0  # seconds that a worker's end waits for Redis at most
 GUESSES = ("lease_lost", "replaced")  # of routers, which saw no more than an entry that went
 log = logging.getLogger("baton.cluster")

@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Baton serves large language models on separate prefill and decode workers.",
 )
-FAILED, INTERRUPTED = 1, 130
+FAILED, INTERRUPTED = 1, 130  # exit statuses; 130 is a shell's for SIGINT
 
 
 def _flag(help_text: str, *names: str) -> OptionInfo:

@@ -14,7 +14,7 @@ from rich.console import Console
 from baton.process.output_files import write_file
 from baton.protos.errors import BatonError
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, INTERRUPTED = 1, 130  # exit statuses; 130 is a shell's for SIGINT
 
 
 def guarded(command: Callable[[], int]) -> int:

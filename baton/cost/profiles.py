@@ -16,7 +16,7 @@ from baton.protos.json import Json
 from baton.protos.measurements import AdapterCurve, EngineWork, StepCurve, TransferCurve
 
 FOLDER = Path(__file__).parent / "profiles"
-ROW_BYTES_MULTIPLE = 16
+ROW_BYTES_MULTIPLE = 16  # a paced profile's bytes of KV per token are a multiple of this
 PROMPTS, ANSWERS = ("prefill_token", "prefill_pair"), ("decode_sequence", "decode_context_token")
 # Terms of a step that ranks divide. By rows each reads all weights, by experts all others; by layers the parts of a
 # prompt alone overlap.

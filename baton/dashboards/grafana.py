@@ -12,7 +12,7 @@ from baton.dashboards import queries as q
 from baton.dashboards.machine_panels import MACHINES
 from baton.dashboards.panels import CLIENTS, Panel, PanelQuery
 
-WIDTH, HEIGHT = 24, 8
+WIDTH, HEIGHT = 24, 8  # columns of Grafana's grid, and rows of a panel
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 UID, TITLE = "baton", "Baton"
 

@@ -13,7 +13,7 @@ from baton.dashboards import queries as q
 
 ALL_WORKERS = 'worker=~"$worker"'
 ACCEPTED = 'outcome="accepted"'
-PERCENTILES = (0.5, 0.95, 0.99)
+PERCENTILES = (0.5, 0.95, 0.99)  # shares of requests: the median, and the two tails that SLOs name
 
 
 class PanelQuery(NamedTuple):

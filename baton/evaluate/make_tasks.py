@@ -18,7 +18,7 @@ import msgspec
 
 from baton.evaluate.tasks_file import OWN, Task
 
-COUNT, SHOWN, SEED = 60, 2, 20
+COUNT, SHOWN, SEED = 60, 2, 20  # questions of a task, examples shown before them, and the seed that draws both
 Pair = tuple[str, tuple[str, ...]]
 
 FIRST = ("Ada", "Bruno", "Clara", "Dario", "Elif", "Femi", "Greta", "Hana", "Ivo", "Jonas", "Kira", "Luis")

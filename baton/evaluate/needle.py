@@ -15,7 +15,7 @@ from baton.evaluate.figures import Figure
 from baton.evaluate.intervals import mean_interval, ratio_interval, share_interval
 from baton.evaluate.subject import Subject
 
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the text that stand before a needle
 NEEDLE = "The secret number of {name} is {number}."
 QUESTION = "The secret number of {name} is"
 NAMES = ("the lighthouse", "the old miller", "the grey horse", "the north gate", "the quiet harbour")

@@ -20,7 +20,7 @@ from baton.evaluate.text import cut
 from baton.evaluate.workload import CONTEXT, PROMPT, STEPS, Workload
 from baton.protos.errors import ConfigError
 
-BATCHES = (1, 16)
+BATCHES = (1, 16)  # sequences of a decode step: one, which memory bounds, and a batch
 ROUNDS = 5  # of each timing; the median counts, because others use the machine's memory too
 CHECKPOINT = "checkpoint"  # the form of weights that come rounded
 EXACT = "bfloat16"  # the row that the others' loss is held against

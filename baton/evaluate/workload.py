@@ -15,7 +15,7 @@ from baton.kv.layout.state import state_pages
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=1 << 20)
-CONTEXT, PROMPT = 512, 512
+CONTEXT, PROMPT = 512, 512  # tokens of KV before decoded ones, and tokens of a prompt
 STEPS = 8  # decode steps that a rate is measured over
 PAGES = CONTEXT // BLOCK_TOKENS + 4  # of one sequence
 

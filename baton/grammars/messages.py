@@ -11,7 +11,7 @@ from baton.grammars.limits import ProcessBounds
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import MAX_GRAMMAR_BYTES, Grammar
 
-PACKET_BYTES = 1 << 17
+PACKET_BYTES = 1 << 17  # bytes of a message at most, which MAX_GRAMMAR_BYTES of a grammar fit
 MOST_IDS = 8192  # token ids in one Advance: five bytes each at most
 MOST_FORCED = 16  # forced token ids that a NextMask names, as many as a draft has at most
 

@@ -19,7 +19,7 @@ from baton.planner.simulator.flight import Flight
 from baton.planner.sweep import Flights, RatioOutcome, Sweep, at_ratio
 from baton.planner.traces.trace import Trace
 
-SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_HOUR = 3600.0  # seconds
 MATTERS = 0.01  # attainments that lie closer are decided by latency
 
 

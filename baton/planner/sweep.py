@@ -22,7 +22,7 @@ PLATEAU = 0.02  # ratios whose goodput is within this share of the best one's
 ALIKE = 0.01  # share by which goodputs may differ and count as alike
 FULL = 0.85  # beyond it, somebody waits
 RESAMPLES = 400  # bootstrap resamples
-INTERVAL = (0.05, 0.95)
+INTERVAL = (0.05, 0.95)  # shares of the resamples that bound a ratio's interval: 90 of 100 lie within
 
 
 def ratio_name(prefill: int, decode: int) -> str:

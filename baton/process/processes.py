@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2), from linux/prctl.h
 _LIBC = ctypes.CDLL(None)  # loaded now: a child between fork and exec must take no lock
 KILL_S = 1.0  # a killed process is gone within this, unless the kernel holds it
 KILL_ROUNDS = 5  # of a session that forks on

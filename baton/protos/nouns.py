@@ -11,7 +11,7 @@ from baton.protos.version import PROTOCOL as PROTOCOL
 from baton.protos.version import product_version
 
 BLOCK_TOKENS = 16  # tokens of a run of KV as kernels read it; pages hold whole runs
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # alternatives per token, as many as OpenAI's API gives
 POOLINGS = (
     "mean",
     "last",

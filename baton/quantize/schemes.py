@@ -20,6 +20,7 @@ from baton.quantize.methods.gptq import gptq
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.stats import ActivationStats
 
+# Weights that share a scale: as bitsandbytes has it, and as the OCP MX specification has it.
 NF4_BLOCK, MX_BLOCK = 64, 32
 FORMATS = {
     "rtn": ("compressed-tensors", "gptq", "awq"),

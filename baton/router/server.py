@@ -40,14 +40,14 @@ from baton.tls.rpc import NameGuard, add_port
 Stop = Callable[[], Awaitable[None]]
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-BACKLOG = 2048
+BACKLOG = 2048  # connections that may wait to be accepted, so that a burst isn't refused by the kernel
 LEAST_GRACE_S = 0.1  # in which idle connections close
 CALM_EVERY_S = 0.005  # how often a router that ends looks whether its connections are closed
 UNREAD_S = 300.0  # a client that takes nothing of its answer for so long is cut off by the kernel
-GRPC_KEEPALIVE_MS = 20_000
-GRPC_HANDSHAKE_MS = 10_000
+GRPC_KEEPALIVE_MS = 20_000  # milliseconds of silence after which a client is asked; half of it to answer
+GRPC_HANDSHAKE_MS = 10_000  # milliseconds that a handshake has, because a stranger may never end it
 GRPC_IDLE_MS = 300_000  # without a call; a client connects again by itself
-GRPC_METADATA_BYTES = 16 << 10
+GRPC_METADATA_BYTES = 16 << 10  # bytes of a call's headers, because they are read before the caller is known
 GRPC_STREAMS = 1024  # calls at once on one connection; more wait in the client
 SPARE_FILES = 256  # descriptors for all but REST's connections: links to workers, Redis, files, gRPC
 

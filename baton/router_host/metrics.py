@@ -17,8 +17,8 @@ from prometheus_client.exposition import choose_encoder
 
 from baton.router.observe.live import LiveState
 
-WAIT_S = 1.0
-LINE_BYTES = 4096
+WAIT_S = 1.0  # seconds that a router process of the pool has to tell its metrics
+LINE_BYTES = 4096  # bytes of a question at most
 LIVE = "live"
 EOF = "# EOF"
 # Families that every process sees whole: the largest counts.

@@ -16,7 +16,7 @@ from baton.cluster.config import BatonConfig, RouterConfig
 from baton.process.children import ChildProcess, python
 from baton.protos.errors import ConfigError
 
-GRACE_S = 2.0
+GRACE_S = 2.0  # seconds beyond the router's own grace before a process is killed
 log = logging.getLogger("baton.router")
 
 

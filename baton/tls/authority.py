@@ -26,7 +26,7 @@ from baton.protos.errors import ConfigError
 ROLES = ("router", "worker", "client", "monitor", "redis", "ray")
 SERVING = ("router", "redis", "ray")  # reached by host name or address, not by role alone
 HERE = ("localhost", "127.0.0.1", "::1")
-CA_DAYS, LEAF_DAYS = 3650, 90
+CA_DAYS, LEAF_DAYS = 3650, 90  # days that the CA's and the ends' certificates are valid
 BACKDATE = datetime.timedelta(minutes=5)  # clocks of machines differ
 RENEW_SHARE = 1 / 3  # of its life left: then ``make`` makes a new one
 CA = "ca"

@@ -23,7 +23,7 @@ from baton.protos.errors import ConfigError
 from baton.tls.reporting import Certificate, Permit, ReloadingContext, permit_all, report_on
 
 ROLES = ("router", "worker", "client", "monitor")
-LOOK_S = 1.0
+LOOK_S = 1.0  # seconds between looks at the files, because a look is three calls of stat
 SOON_S = 7 * 86_400.0  # a certificate that ends sooner is complained about at start
 log = logging.getLogger("baton.tls")
 

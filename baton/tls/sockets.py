@@ -18,7 +18,7 @@ from baton.tls.reporting import WAITS, check_peer, log_refusal
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-RECORD_BYTES = 16 << 10
+RECORD_BYTES = 16 << 10  # bytes of a TLS record at most (RFC 8446, 5.1), so that small buffers share one
 Buffer = bytes | bytearray | memoryview
 
 

@@ -21,8 +21,8 @@ import msgspec
 from baton.protos.channel import ToEngine, ToIo
 
 _LENGTH = struct.Struct("<I")
-_READ_BYTES = 1 << 18
-_MAX_FDS = 4
+_READ_BYTES = 1 << 18  # bytes of one read, which hold the messages of several steps
+_MAX_FDS = 4  # descriptors that one read may bring, because each is sent by itself
 
 M = TypeVar("M")
 

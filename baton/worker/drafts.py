@@ -24,8 +24,8 @@ from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.spec import EngineSpec
 
-KV_SHARE = 8
-LEAST_PAGES = 64
+KV_SHARE = 8  # a draft model gets this fraction (one in eight) of the target's bytes of KV
+LEAST_PAGES = 64  # pages that it gets in any case
 
 
 def make_drafter(

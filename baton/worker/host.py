@@ -54,6 +54,7 @@ from baton.worker.spec import WorkerSpec, load_spec
 T = TypeVar("T")
 log = logging.getLogger("baton.worker")
 
+# Exit statuses: didn't start, another process has the slot, the engine died.
 EXIT_STARTUP, EXIT_TAKEN, EXIT_ENGINE_LOST = 1, 3, 70
 STOP_GRACE_S = 0.3  # seconds for calls in flight as the server stops, which is after the drain
 HANG_UP_S = 1.0  # seconds for what is queued for routers as a role ends; normally it takes milliseconds

@@ -16,7 +16,7 @@ import msgspec
 from baton.protos.errors import ErrorInfo
 
 CLOSED = "closed"
-PID_CHARS = 32
+PID_CHARS = 32  # characters of the file that hold the owner's process id, padded so that one write replaces it
 NAMED_S = 0.1  # a host that has the lock writes its pid within this
 
 

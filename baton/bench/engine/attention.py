@@ -20,7 +20,7 @@ from baton.kernels.paged_attention.stored import ELEMENTS, PAGE, SCALED
 from baton.kv.memory.host_pages import PageMemory
 
 SHAPES = {"12/4 heads of 64": (12, 4, 64, 12), "32/8 heads of 128": (32, 8, 128, 8)}  # heads, kv_heads, dim, layers
-CONTEXT = 4096
+CONTEXT = 4096  # tokens of KV of each sequence
 TARGETS = {"bfloat16": 0.7, "int8": 0.7}
 
 

@@ -26,13 +26,13 @@ FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
     "W4A8 g32": lambda weight: quantize(weight, 4, 32),
 }
 SIZE = 2048  # inputs and outputs
-COLD_BYTES = 160 << 20
-DECODE_TARGET = 0.8
-MANY = (16, 512)
+COLD_BYTES = 160 << 20  # bytes of weights that take turns, because together they exceed a CPU's caches
+DECODE_TARGET = 0.8  # least share of the memory's rate, because one row's product is bound by reading weights
+MANY = (16, 512)  # input rows: a batch of decodes, and a chunk of a prompt
 MANY_TARGETS = {("W4A8 g128", 16): 0.8, ("W4A8 g128", 512): 0.9}
 TILE_TARGETS = {("W8A8", 512): 0.5, ("bf16", 512): 0.45}  # beside AMX's ceiling, which few rows never come near
 REPEATS = {16: 24, 512: 4}
-PIECES = 64
+PIECES = 64  # pieces into which the ceiling's work is cut, for all threads
 
 
 def rows(rounds: int) -> Iterator[Row]:

@@ -36,7 +36,7 @@ EXPERTS: dict[str, Json] = {  # 8 experts, of which a token takes 2: some 170M o
               "num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 32000, "num_local_experts": 8,
               "num_experts_per_tok": 2, "sliding_window": None},
 }  # fmt: skip
-CONTEXT = 8192
+CONTEXT = 8192  # tokens that the random model admits, because no bench needs a longer sequence
 
 
 def random_runner(

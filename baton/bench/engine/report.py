@@ -20,7 +20,7 @@ from baton.protos.errors import ConfigError
 SCHEMES = ("bf16", "int8", "int4")
 KVS = ("float32", "bf16", "fp16", "int8", "fp8")
 PARTS = ("linear", "attention", "step", "start")
-STARTS = 3
+STARTS = 3  # starts at most, because each loads the whole model
 
 
 def show(

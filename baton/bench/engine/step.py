@@ -15,6 +15,7 @@ from baton.bench.rows import Row, median, paired, spread
 from baton.evaluate.workload import PROMPT, Workload
 from baton.kernels.step import structs
 
+# Least share of the memory's rate at batch 1; most share of a step that is Python's.
 MBU_TARGET, PYTHON_TARGET = 0.8, 0.03
 
 

@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 
 LAST_CHUNK = b"\r\n0\r\n\r\n"
-TAIL = 2048
+TAIL = 2048  # last bytes of an answer that are kept, because its usage stands at the end
 
 
 class RequestOutcome(msgspec.Struct):

@@ -18,7 +18,7 @@ from baton.bench.rows import Row, median, spread
 from baton.router.text.tokenizer import ByteTokenizer
 
 Say = Callable[[str], None]
-SLO_MS = 1000
+SLO_MS = 1000  # milliseconds to the first token within which an answer counts as good
 LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 
 

@@ -13,7 +13,9 @@ from typing import Literal
 
 import msgspec
 
+# Upper bounds of histograms' bins, in seconds: from a step to a long answer.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+# Upper bounds of histograms' bins, in tokens: by factors of four.
 TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 PREFIX, VLLM_PREFIX = "baton_", "vllm:"
 Kind = Literal["counter", "gauge", "histogram"]

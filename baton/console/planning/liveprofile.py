@@ -37,14 +37,16 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.router.workers.link import DecodeLink
 from baton.router.workers.link_table import LinkTable
 
+# Tokens of prompts that are read alone, doubling so that a curve is fitted well.
 LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
+# Tokens and number of prompts that are read in one step, which shows what a sequence costs.
 TOGETHER = ((64, 4), (64, 8), (256, 4))
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-CONTEXTS = (64, 1024, 4096)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sequences of a decode step, up to the default of worker.max_batch
+CONTEXTS = (64, 1024, 4096)  # tokens before the decoded ones, because attention's cost rises with them
 ADAPTERS = (1, 2, 4, 8)  # in use at once, as far as the worker holds so many
-ADAPTED_BATCHES, ADAPTED_PROMPT = (1, 8, 16), 16
+ADAPTED_BATCHES, ADAPTED_PROMPT = (1, 8, 16), 16  # sequences on an adapter, and tokens of their prompts
 STEPS = 40  # decode steps that a figure is measured over
-REPEATS = 3
+REPEATS = 3  # measurements of each point, of which the median counts
 TRIES = 5  # at having all answers of a batch write at once, which a busy machine may prevent
 BEATS, BEAT_S = 4, 0.5  # of the workers' memberships: then Redis has what they learned
 Told = Callable[[str], None]

@@ -17,8 +17,8 @@ from baton.drill.parts.grammar import follow
 from baton.protos.nouns import Sampling
 
 ROW_BYTES = 16  # bytes of KV per token, one digest
-VOCABULARY = 997
-EOS = 11
+VOCABULARY = 997  # tokens of the made-up vocabulary
+EOS = 11  # the token that ends an answer; any would do
 MOST_TOKENS = 2048  # prompt and answer together
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from baton.protos.json import Json
 
-CONNECT_S = 10.0
+CONNECT_S = 10.0  # seconds that a server has to accept a connection
 MOST_LINE = 1 << 20  # bytes of a line: a chunk of a stream, or a header
 
 

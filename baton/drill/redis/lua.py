@@ -53,7 +53,7 @@ WORDS = {
 BINARY = {
     "or": 1, "and": 2, "<": 3, ">": 3, "<=": 3, ">=": 3, "==": 3, "~=": 3, "..": 4, "+": 5, "-": 5, "*": 6, "/": 6,
 }  # fmt: skip
-UNARY_POWER = 7
+UNARY_POWER = 7  # binding power of Lua's unary operators, between ``*`` and ``^`` (Lua 5.1, 2.5.6)
 Call = Callable[[list[bytes]], Value]
 
 

@@ -23,7 +23,7 @@ from baton.grammars.server import server_for
 from baton.grammars.turns import Turns
 from baton.protos.nouns import EngineRequest, Grammar
 
-COMPILE_WAIT_S = 0.001
+COMPILE_WAIT_S = 0.001  # seconds until a loop looks again, while nobody computes and a grammar is being compiled
 # Seconds that a step waits for the answers of all its grammars together; they take 0.1 ms if a core is idle.
 GRACE_S = 0.002
 _POLL_S = 0.05  # seconds between two checks of which grammar may compile, while a caller waits without limit

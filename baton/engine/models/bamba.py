@@ -12,6 +12,7 @@ from baton.engine.program.decoder import Decoder
 from baton.engine.program.hybrid import HybridDecoder, StateSpaceLayers
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 262144
 KV_HEADS = 8
 RENAMED = (

@@ -13,6 +13,7 @@ from baton.engine.program.decoder import Decoder, Norms
 from baton.engine.program.parallel import ParallelDecoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 8192
 EPS, LOGIT_SCALE = 1e-5, 0.0625
 

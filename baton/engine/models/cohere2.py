@@ -13,6 +13,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import with_rope_in
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 8192
 WINDOW, FULL_EVERY = 4096, 4
 

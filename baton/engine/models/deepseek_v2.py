@@ -11,6 +11,7 @@ from baton.engine.program.expert_layers import ExpertLayers, Routing
 from baton.engine.program.latent import Latent, LatentDecoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 2048
 PARTS = ("gate_proj", "up_proj", "down_proj")
 METHODS = ("greedy", "group_limited_greedy")

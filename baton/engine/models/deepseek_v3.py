@@ -12,6 +12,7 @@ from baton.engine.program.expert_layers import Routing
 from baton.engine.program.latent import Latent, LatentDecoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 4096
 
 

@@ -12,6 +12,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 131072
 HEAD_DIM, KV_HEADS = 128, 2
 EPS, THETA = 1e-5, 500000.0

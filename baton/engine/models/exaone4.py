@@ -12,6 +12,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder, Norms, with_rope_in
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 2048
 EPS = 1e-5
 WINDOW, FULL_EVERY = 4096, 4

@@ -11,6 +11,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import GELU_TANH, Decoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 8192
 HEAD_DIM, KV_HEADS = 256, 16
 

@@ -12,6 +12,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import GELU_TANH, Decoder, Norms
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 8192
 WINDOW = 4096
 HEAD_DIM, QUERY_SCALAR = 256, 256.0

@@ -14,6 +14,7 @@ from baton.engine.program.decoder import Decoder
 from baton.engine.program.program import Program, Rope
 from baton.protos.json import Json
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 131072
 WINDOW = 4096
 FULL_EVERY = 6

@@ -14,6 +14,7 @@ from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import Routing
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 131072
 KV_HEADS = 8
 EPS = 1e-5

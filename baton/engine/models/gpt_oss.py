@@ -13,6 +13,7 @@ from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import ExpertLayers
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 131072
 HEAD_DIM, KV_HEADS = 64, 8
 WINDOW, FULL_EVERY = 128, 2

@@ -13,6 +13,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 2048
 AnyDecoder = TypeVar("AnyDecoder", bound=Decoder)
 

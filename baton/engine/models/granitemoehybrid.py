@@ -14,6 +14,7 @@ from baton.engine.program.expert_layers import ExpertLayers, StackedNames
 from baton.engine.program.hybrid import HybridDecoder, StateSpaceLayers
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 2048
 KINDS = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
 RENAMED = ((".mlp.gate_up_proj", ".shared_mlp.input_linear"), (".mlp.down_proj", ".shared_mlp.output_linear"))

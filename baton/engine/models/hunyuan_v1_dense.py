@@ -12,6 +12,7 @@ from baton.engine.program.decoder import Decoder
 from baton.engine.program.late_norms import LateNorms
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 2048
 EPS = 1e-5
 RENAMED = ((".q_norm.", ".query_layernorm."), (".k_norm.", ".key_layernorm."))

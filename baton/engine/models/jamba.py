@@ -14,6 +14,7 @@ from baton.engine.program.hybrid import HybridDecoder
 from baton.engine.program.program import Program
 from baton.engine.program.selective import SelectiveLayers
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 262144
 KV_HEADS, EXPERTS, CHOSEN = 8, 16, 2
 RENAMED = (

@@ -16,6 +16,7 @@ from baton.engine.program.expert_layers import ExpertLayers, Routing, StackedNam
 from baton.engine.program.program import Program
 from baton.engine.program.unweighted import UnweightedNorms
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 131072
 HEAD_DIM, KV_HEADS = 128, 8
 EPS, THETA = 1e-5, 500000.0

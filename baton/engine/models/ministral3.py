@@ -12,6 +12,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder, Tempering
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 262144
 HEAD_DIM = 128
 EPS = 1e-5

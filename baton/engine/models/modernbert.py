@@ -25,6 +25,7 @@ NAMES = EncoderNames(
     down_norm="mlp_norm",
     final_norm="final_norm",
 )
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 GLOBAL_THETA, LOCAL_THETA = 160000.0, 10000.0
 LOCAL, FULL_EVERY = 128, 3
 

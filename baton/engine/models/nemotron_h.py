@@ -14,6 +14,7 @@ from baton.engine.program.hybrid import StateSpaceLayers, require_unlimited_step
 from baton.engine.program.mixers import ATTENTION, MLP, STATES, MixerDecoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 4096
 HEAD_DIM, KV_HEADS = 128, 8
 ACTIVATION = "relu2"

@@ -12,6 +12,7 @@ from baton.engine.models.olmo2 import MAX_POSITION, olmo
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 WINDOW, FULL_EVERY = 4096, 4
 THETA = 500000.0
 

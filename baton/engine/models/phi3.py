@@ -13,6 +13,7 @@ from baton.engine.program.decoder import Decoder
 from baton.engine.program.program import Program
 from baton.engine.program.rope import LONGROPE
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION, ORIGINAL_CONTEXT = 4096, 4096
 EPS = 1e-5
 OTHER_NAMES = ("su", "yarn")  # of longrope in Phi-3's first checkpoints

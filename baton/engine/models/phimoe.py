@@ -15,6 +15,7 @@ from baton.engine.program.layer_norms import LayerNormDecoder
 from baton.engine.program.program import Program
 from baton.engine.program.rope import LONGROPE
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION, KV_HEADS, EXPERTS, CHOSEN = 131072, 8, 16, 2
 EPS, THETA, JITTER = 1e-5, 1e6, 0.01
 PARTS = ("w1", "w3", "w2")

@@ -15,6 +15,7 @@ from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import ExpertLayers
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 KV_HEADS = 16
 
 

@@ -9,6 +9,7 @@ from baton.engine.models.qwen3_next import delta_hybrid
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 KV_HEADS = 4
 
 

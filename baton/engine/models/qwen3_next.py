@@ -15,6 +15,7 @@ from baton.engine.program.expert_layers import ExpertLayers
 from baton.engine.program.hybrid import GatedDeltaLayers, HybridDecoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 32768
 HEAD_DIM, KV_HEADS = 256, 2
 INTERVAL = 4  # of this many layers the last one has attention

@@ -9,6 +9,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder, with_rope_in
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 32768
 KV_HEADS = 4
 INTERVAL = 4  # of this many layers the last one has no rope

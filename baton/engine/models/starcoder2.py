@@ -13,6 +13,7 @@ from baton.engine.program.decoder import GELU_TANH, Decoder
 from baton.engine.program.layer_norms import LayerNormDecoder
 from baton.engine.program.program import Program
 
+# Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION, KV_HEADS = 4096, 2
 EPS = 1e-5
 

@@ -31,7 +31,7 @@ from baton.protos.json import Json
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 FORMATS = (*PLAIN, "mxfp4-pack-quantized", "nvfp4-pack-quantized")
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-KINDS = (("int", 8), ("int", 4), ("float", 8), ("float", 4))
+KINDS = (("int", 8), ("int", 4), ("float", 8), ("float", 4))  # types and bits of weights that can be read
 BIAS, NAN = 127, 255  # of E8M0 (OCP Microscaling Formats v1.0, 5.4.1)
 
 

@@ -16,7 +16,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.quant import LEAST_GROUP, Reader, Tensors, declared_group, packed_words, require_group
 from baton.kernels.linear.integers import Integers
 
-BITS = (2, 3, 4, 8)
+BITS = (2, 3, 4, 8)  # bits of a weight that GPTQ's files may have
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:

@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.engine.quant import int8
 from baton.kernels.linear.packed import PackedWeight, quantize
 
-BITS, GROUP = 4, 32
+BITS, GROUP = 4, 32  # bits of a weight, and weights that share a scale
 
 
 def pack(weight: Tensor) -> PackedWeight:

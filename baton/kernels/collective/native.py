@@ -13,7 +13,7 @@ from baton.kernels.abi.native import I32, I64, NativeFunction, P
 
 MOST_RANKS = 64  # collective.h: MOST_RANKS
 STUCK = 1 << 16  # collective.h: RANK_STUCK
-ALIGN = 4096
+ALIGN = 4096  # bytes of a page of memory, of which mappings are made
 
 
 class Group(ctypes.Structure):

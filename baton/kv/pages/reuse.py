@@ -24,6 +24,7 @@ EPOCHS = 128  # in HORIZON pools: the resolution of the ages of pages still obse
 HORIZON = 8  # pools: a page that isn't used within so many pools' pages counts as never used again
 TRUST = 64.0  # observed pages that weigh as much as the wider class does
 PRIOR = 0.1  # assumed hazard rate per half-octave; as in LRU, old pages are used least
+# Uses and turns that are told apart, and kinds of gaps: few, so that each is met often.
 MOST_USES, MOST_TURNS, GAPS = 3, 4, 3
 HINT = 1.5  # factor by which hinted pages are assumed to be used more often until it is learned
 FORGET = 32  # pools of observed pages after which the weight of earlier observations is halved
@@ -133,7 +134,7 @@ class ReuseTable:
             self._unused /= 2
 
 
-CLASSES = (MOST_USES + 1) * (MOST_TURNS + 1) * GAPS * 2
+CLASSES = (MOST_USES + 1) * (MOST_TURNS + 1) * GAPS * 2  # histories, each with and without a client's hint
 _EDGES = 2.0 ** (np.arange(BINS + 1) / 2) - 1
 _WIDTHS = np.maximum(np.diff(_EDGES), 0.4)
 

@@ -28,7 +28,7 @@ log = logging.getLogger("baton.kv")
 
 _RECORD = struct.Struct("<32sQQQQ")
 RECORD_BYTES = _RECORD.size
-_SIGNED = RECORD_BYTES - 8
+_SIGNED = RECORD_BYTES - 8  # bytes of a record that its checksum, the last 8, covers
 _BLANK = bytes(RECORD_BYTES)
 
 

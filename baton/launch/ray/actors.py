@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorClass, ActorHandle
     from ray.util.placement_group import PlacementGroup
 
-ANSWER_S = 2.0
+ANSWER_S = 2.0  # seconds that an actor has to answer
 RAYLET_ENV = "RAY_RAYLET_PID"  # Ray says it to each of its workers
 LOOK_S = 60.0  # waiting, in turns of
 PREFIX, RANKS_PREFIX = "baton/", "baton-ranks/"

@@ -23,6 +23,7 @@ from baton.protos.errors import ConfigError
 from baton.protos.measurements import AdapterCurve, StepCurve, TransferCurve
 from baton.protos.nouns import BLOCK_TOKENS
 
+# Shares of a data sheet's figures that kernels and links reach.
 MATRIX_SHARE, ATTENTION_SHARE, MEMORY_SHARE, LINK_SHARE, NETWORK_SHARE = 0.55, 0.40, 0.70, 0.80, 0.80
 STEP_S = 1.5e-3  # scheduling, sampling and bookkeeping of a step that no kernel hides
 LAYER_S = 5e-5  # kernels of a layer start one after the other

@@ -20,7 +20,7 @@ from baton.protos.errors import ConfigError
 from baton.protos.json import Json, JsonValue
 from baton.protos.nouns import BLOCK_TOKENS
 
-GIB = 1 << 30
+GIB = 1 << 30  # bytes
 VLLM_SHARE = 0.9  # of a device's memory, unless it was told
 NEEDED = ("output_toks", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 

@@ -14,7 +14,7 @@ from baton.quantize.packing import words
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Recipe
 
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # places of an int32's eight 4-bit numbers, as AWQ's kernels unpack them
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> Json:

@@ -22,7 +22,7 @@ from baton.protos.nouns import TENANT_SALT_BYTES
 
 _KEY = re.compile(r"bt-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_NO_HASH = "0" * 64
+_NO_HASH = "0" * 64  # is compared for an unknown key, so that it takes as long as for a known one
 LOOK_EVERY_S = 1.0  # seconds between two looks whether the file of keys changed
 
 

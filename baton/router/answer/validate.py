@@ -27,7 +27,7 @@ MAX_STOP_CHARS = 1024  # characters of a stop string
 MAX_ALLOWED_TOKENS = 4096  # entries of allowed_token_ids
 MAX_BAD_WORDS = 128  # entries of bad_words
 MAX_BAD_WORD_CHARS = 256  # characters of a bad word
-PENALTY = (-2.0, 2.0)
+PENALTY = (-2.0, 2.0)  # the range of OpenAI's API
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),

@@ -22,9 +22,9 @@ from baton.router.dispatch.ticket import Ticket, load_of
 
 __all__ = ["Admission", "RequestLoad", "Ticket", "load_of"]
 
-RETRY_AFTER_S = (1.0, 60.0)
+RETRY_AFTER_S = (1.0, 60.0)  # seconds: least and most that a refused client is told to wait
 ENOUGH = 8  # placements in a row, with others waiting, that make a pace
-PACED = 64
+PACED = 64  # last placements by which the queue's pace is estimated
 
 
 class Admission:

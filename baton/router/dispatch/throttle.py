@@ -13,6 +13,7 @@ SAMPLES = 256  # values that a quantile is taken of
 FRESH_S = 30.0  # seconds after which a value counts no more
 ENOUGH = 8  # values below which there is no quantile
 LOOK_EVERY_S = 0.5  # seconds for which a quantile is kept, because sorting costs
+# Factor by which a cap shrinks while p95 misses its SLO; sequences that it always leaves.
 SHRINK, LEAST_CAP = 0.9, 2
 
 

@@ -20,7 +20,7 @@ SLOTS = 12  # slots that are kept: a minute
 KEPT_REQUESTS = 48  # last requests that a look shows
 LEAST_S = 1e-5  # seconds of the first bin's beginning
 _PER_BIN = math.log(1.05)
-QUANTILES = (50, 95, 99)
+QUANTILES = (50, 95, 99)  # percentiles that are shown
 GOOD_ENDS = ("stop", "length", "tool_calls")
 SloVerdict = str  # "met", "missed", "unjudged", or "" where no SLO was asked for
 

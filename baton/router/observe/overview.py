@@ -27,7 +27,7 @@ from baton.router.request.environment import Environment
 from baton.router.workers.roster import RosterEntry, RosterReader
 
 FRESH_S = 0.4  # seconds for which a look is shared by all who ask
-HOUR_S = 3600.0
+HOUR_S = 3600.0  # seconds
 TIMELINE = 40  # last changes of roles that a look shows
 STATIONS = (
     "queue",

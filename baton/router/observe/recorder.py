@@ -22,7 +22,7 @@ from baton.cluster.prefix_index import HASH_BYTES
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS as HASHED_TOKENS
 
-BLOCK_TOKENS = 512
+BLOCK_TOKENS = 512  # tokens of a recorded block, as in Mooncake's traces
 BLOCK_BYTES = BLOCK_TOKENS // HASHED_TOKENS * HASH_BYTES  # of a chain
 REMEMBERED_BLOCKS = 100_000  # at least, and twice as many at most
 KEPT_FILES = 4  # older files beside the one that is written

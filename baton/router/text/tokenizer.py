@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from baton.protos.errors import CheckpointError, ContextTooLong, InvalidRequest
 from baton.router.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
-BYTES = 256
+BYTES = 256  # token ids that stand for one byte each
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 

@@ -16,7 +16,7 @@ from baton.kv.pages.window import first_seen
 from baton.protos.errors import InvalidRequest, PinsFull
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 
-MOST_TTL_S = 7 * 86_400.0
+MOST_TTL_S = 7 * 86_400.0  # seconds: a week, so that a forgotten pin ends
 
 
 class ActivePin(NamedTuple):

@@ -22,8 +22,8 @@ from baton.protos.errors import ConfigError
 from baton.worker.kv_memory import ON_A_CPU, kv_room
 from baton.worker.spec import CacheSpec
 
-TIME_ERROR, STA_UNSYNC = 5, 0x0040
-MIB, GIB = 1 << 20, 1 << 30
+TIME_ERROR, STA_UNSYNC = 5, 0x0040  # adjtimex(2)'s state and status bit for a clock that nothing synchronizes
+MIB, GIB = 1 << 20, 1 << 30  # bytes
 WANTED_FILES = 65_536  # descriptors, because each stream of an answer is a connection
 WANTED_MTU = 1500  # bytes, Ethernet's; less means a tunnel
 SYS = Path("/sys")

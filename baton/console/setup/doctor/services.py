@@ -31,9 +31,10 @@ from baton.tls.identity import SOON_S, Identity
 
 SKEW_S = 1.0  # seconds that two clocks may differ
 SLOW_REDIS_S = 0.005  # seconds of a round trip to Redis that are too many
+# Bytes of a page and of a trial's handoff, which takes a fraction of a second.
 PAGE_BYTES, MEASURED_BYTES = 2 << 20, 32 << 20
 SLOWEST = {"shm": 1e9, "tcp": 0.5e9, "grpc": 0.1e9}  # bytes a second: below, something is wrong with the machine
-DAY_S = 86_400.0
+DAY_S = 86_400.0  # seconds
 
 
 def ports(config: BatonConfig) -> list[Finding]:

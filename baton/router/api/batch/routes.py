@@ -29,7 +29,7 @@ from baton.router.api.limits import read_body
 from baton.router.api.request_body import RequestBody, ignored_header, refuse
 from baton.router.api.surfaces import BatchSurface
 
-DAY_S = 86_400
+DAY_S = 86_400  # seconds: the completion window that OpenAI's API knows
 LISTED, MOST_LISTED = 20, 100  # in one page
 FILE_DOCS: Json = {
     "requestBody": {

@@ -36,7 +36,7 @@ from baton.router.request.request import ChoiceSummary
 from baton.router.text.catalog import ModelEntry
 from baton.router.text.model import TextModel
 
-MOST_WORKERS = 256
+MOST_WORKERS = 256  # workers that may be asked for at once, so that a typo is refused
 
 
 class PrefixBody(ConversationBody):
