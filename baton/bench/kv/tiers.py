@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never
 
 import numpy as np
 
@@ -96,14 +95,14 @@ class EmptyPool:
         self._sharing = PageSharing(PagePool(self.memory.pages))
         self.filler = Filler(self._tell, self.memory, time.perf_counter)
 
-    def _tell(self, message: ch.Fill | ch.Filled) -> None:
+    def _tell(self, message: ch.ToEngine) -> None:
         match message:
             case ch.Fill():
                 asyncio.get_running_loop().call_soon(self.filler.take, self._sharing.fill(message))
             case ch.Filled():
                 self._sharing.filled(message)
             case _:
-                assert_never(message)
+                raise AssertionError(f"a filler sends no {type(message).__name__}")
 
 
 def chain(blocks: int) -> list[bytes]:
