@@ -31,7 +31,7 @@ class Digest(Protocol):
         """Returns the checksum of all bytes added since the last ``reset``."""
 
     def reset(self) -> None:
-        """Begins another checksum."""
+        """Clears the checksum, because another block follows."""
 
 
 class BlockSums(NamedTuple):
