@@ -1,4 +1,4 @@
-"""How this process copies blocks and takes their checksums: XXH3-64 by native code if there is any. Torch-free.
+"""Copies blocks and takes their checksums: XXH3-64 by native code if there is any. Torch-free.
 
 Knows nothing of frames or pages. Nothing in the product changes it; a bench that measures what checksums cost takes
 them in another way for the length of one handoff (``using``).
