@@ -28,3 +28,24 @@ class MarkSplitter:
     def flush(self) -> str:
         """Returns the text that was held back as a mark's possible beginning."""
         return self._stops.flush()
+
+
+class Interlude:
+    """Passes on the text between calls. What is blank is held back until other text follows it: white space between
+    calls, or behind the last, is nobody's.
+    """
+
+    def __init__(self) -> None:
+        self._held, self._says = "", True
+
+    def push(self, text: str) -> str:
+        """Returns the text that ``text``, the next part between calls, makes certain."""
+        if not self._says and (not text or text.isspace()):
+            self._held += text
+            return ""
+        found, self._held, self._says = self._held + text, "", True
+        return found
+
+    def call(self) -> None:
+        """Records that a call was read: what is held back is dropped."""
+        self._held, self._says = "", False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from baton.router.text.call_json import CallParser
 from baton.router.text.lazy_calls import CallSyntax
-from baton.router.text.marks import MarkSplitter
+from baton.router.text.marks import Interlude, MarkSplitter
 from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -19,7 +19,7 @@ class Hermes:
     """Parses Hermes calls; text outside of the marks is the answer's text, and so is a call that is no JSON."""
 
     def __init__(self) -> None:
-        self._outside = MarkSplitter(BEGIN)
+        self._outside, self._interlude = MarkSplitter(BEGIN), Interlude()
         self._inside: MarkSplitter | None = None
         self._calls = CallParser()
         self._raw: list[str] = []
@@ -67,12 +67,13 @@ class Hermes:
     def _leave(self, events: list[Event], end: str) -> None:
         if self._calls.index == self._before:
             self._say(BEGIN + "".join(self._raw) + end, events)
+        else:
+            self._interlude.call()
         self._inside, self._outside = None, MarkSplitter(BEGIN)
 
     def _say(self, text: str, events: list[Event]) -> None:
-        """Line breaks between calls are nobody's."""
-        if text and not (self._calls.index >= 0 and text.isspace()):
-            events.append(TextEvent(text))
+        if said := self._interlude.push(text):
+            events.append(TextEvent(said))
 
 
 def lazy_rules(name: str, before: str, syntax: CallSyntax) -> str:

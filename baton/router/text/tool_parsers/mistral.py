@@ -9,7 +9,7 @@ import json
 
 from baton.router.text.call_json import CallParser
 from baton.router.text.lazy_calls import CallSyntax, json_of
-from baton.router.text.marks import MarkSplitter
+from baton.router.text.marks import Interlude, MarkSplitter
 from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -22,6 +22,7 @@ class Mistral:
 
     def __init__(self) -> None:
         self._outside: MarkSplitter | None = MarkSplitter(MARK)
+        self._interlude = Interlude()
         self._calls = CallParser()
         self._before = -1
         self._head: list[str] | None = None  # after a mark: what stands before the arguments
@@ -43,12 +44,13 @@ class Mistral:
         else:
             unread = self._calls.index == self._before
             held = "".join([MARK, *(self._head or ()), *self._raw]) if unread else ""
-        return [TextEvent(held)] if held.strip() else []
+        said = self._interlude.push(held)
+        return [TextEvent(said)] if said else []
 
     def _say_until_mark(self, text: str, events: list[Event]) -> str:
         assert self._outside is not None
         said, behind = self._outside.push(text)
-        if said and not (self._calls.index >= 0 and said.isspace()):
+        if said := self._interlude.push(said):
             events.append(TextEvent(said))
         if behind is None:
             return ""
@@ -67,7 +69,9 @@ class Mistral:
                 events += self._calls.push("}")[0]
             if self._calls.done or self._calls.broken:
                 if self._calls.index == self._before:
-                    events.append(TextEvent(MARK + "".join(self._raw)))
+                    events.append(TextEvent(self._interlude.push(MARK + "".join(self._raw))))
+                else:
+                    self._interlude.call()
                 self._outside = MarkSplitter(MARK)
                 return text[at + 1 :]
         return ""
