@@ -28,7 +28,15 @@ from baton.drill.scenario import (
     Scenario,
     Size,
 )
-from baton.drill.specials import specials_of, tokens_of, with_adapters, with_disk, with_http
+from baton.drill.specials import (
+    specials_of,
+    tokens_of,
+    with_adapters,
+    with_chats,
+    with_disk,
+    with_drafts,
+    with_http,
+)
 from baton.protos.nouns import Grammar, Sampling
 
 SLOW_SHARE = 0.4  # of runs with faults: steps take SLOW_STEP_S
@@ -99,7 +107,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         return drawn
     for special in specials:
         drawn = special(drawn, span)
-    return with_disk(with_http(with_adapters(drawn, span, size.adapted), size.http), size.disked)
+    drawn = with_chats(with_http(with_adapters(drawn, span, size.adapted), size.http), size.chats)
+    return with_drafts(with_disk(drawn, size.disked), size.drafted)
 
 
 def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:

@@ -200,6 +200,7 @@ PLAIN: dict[str, object] = {
 # Steps by which a run gets easier to read; each is tried on what the steps before it have left.
 SIMPLER = (
     _plain(**PLAIN),
+    _plain(messages=(), tools="", thinks=False),
     *(_plain(**{field: value}) for field, value in PLAIN.items()),
     *(
         _with(**{field: value})
@@ -207,6 +208,7 @@ SIMPLER = (
             ("swap", False),
             ("tier_pages", 0),
             ("disk_pages", 0),
+            ("drafts_right", 0.0),
             ("hedge", 0.0),
             ("local_max", 0),
             ("controller", False),

@@ -47,6 +47,8 @@ AIM_S = 15.0  # seconds for which an aimed fault waits for its request's phase a
 SLOW_STEP_S = 0.1  # seconds of a step with which answers go on for so long that faults meet them
 ABRUPT = 100.0  # the factor of a fault of weights whose worker ends without draining
 FLOODING = ("flood", "drop")  # tenants that are held against fair shares
+Tools = Literal["", "auto", "named", "required"]
+FORCED = ("named", "required")  # tools of which a call is demanded
 POLICIES = ("cost", "round_robin", "least_loaded")
 
 
@@ -67,6 +69,9 @@ class Request(msgspec.Struct, frozen=True):
     # "whole" or "stream": it is asked over HTTP, for text or an embedding; "": at the dispatcher
     over_http: str = ""
     stops: tuple[str, ...] = ()  # stop strings, over HTTP alone
+    messages: tuple[str, ...] = ()  # of a chat over HTTP, whose prompt they are; the client's first
+    tools: Tools = ""  # how the client of a chat offers tools
+    thinks: bool = False  # whether the prompt of a chat ends within a thought
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -137,6 +142,7 @@ class Scenario(msgspec.Struct, frozen=True):
     controller: bool = False  # whether a controller changes workers' roles
     adapters: tuple[AdapterChange, ...] = ()  # by time
     disk_pages: int = 0  # pages of the disk tier of each worker, which its lives pass on
+    drafts_right: float = 0.0  # probability that a drafted token is the right one; 0: nothing is drafted
 
     @property
     def ends_at(self) -> float:
@@ -170,6 +176,7 @@ class Size(msgspec.Struct, frozen=True):
     kinds: tuple[FaultKind, ...] = FAULTS  # faults to draw from
     adapted: float = 0.15  # share of scenarios with adapters
     http: float = 0.2  # share of scenarios with requests over HTTP
+    chats: float = 0.4  # share of the requests for text over HTTP that are chats
     aimed: float = 0.6  # share of faults that come soon after a request or while a worker is at it
     pressed: float = 0.15  # share of scenarios with so many requests on so few pages that sequences are preempted
     flooded: float = 0.1  # share of scenarios in which one tenant floods a router, without faults
@@ -178,4 +185,5 @@ class Size(msgspec.Struct, frozen=True):
     hasty: float = 0.05  # share of scenarios whose prompts take longer than a lease lasts without progress
     apart: float = 0.3  # share of scenarios with faults that also have some of APART
     disked: float = 0.15  # share of scenarios whose workers have a disk tier
+    drafted: float = 0.25  # share of scenarios whose decode workers speculate
     split: float = 0.05  # share of scenarios in which routers lose a batch job to one another

@@ -12,8 +12,21 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from baton.drill.checks.oracle import VOCABULARY
-from baton.drill.scenario import REDIS, SLOW_STEP_S, AdapterChange, Batch, Fault, Request, Scenario, Size
-from baton.protos.nouns import Sampling
+from baton.drill.parts.grammar import JSON
+from baton.drill.parts.vocabulary import prompt_of
+from baton.drill.scenario import (
+    FORCED,
+    REDIS,
+    SLOW_STEP_S,
+    AdapterChange,
+    Batch,
+    Fault,
+    Request,
+    Scenario,
+    Size,
+    Tools,
+)
+from baton.protos.nouns import Grammar, Sampling
 
 Special = Callable[[Scenario, float], Scenario]  # makes a scenario, which lasts for so many seconds, special
 FED = ("reading", "receiving")  # phases in which a prompt is on its way
@@ -117,6 +130,38 @@ def _for_text(rng: random.Random, request: Request) -> Request:
     )
 
 
+def with_chats(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario`` with ``share`` of its requests for text over HTTP as chats, some with tools."""
+    rng = random.Random(f"chats {scenario.seed}")
+    heads = [_words(rng, rng.randint(1, 40)) for _ in range(3)]
+
+    def chat(request: Request) -> Request:
+        own = request.sampling
+        if not request.over_http or own.pooling or own.prompt_logprobs is not None or rng.random() >= share:
+            return request
+        return _chat(rng, request, rng.choice(heads))
+
+    return msgspec.structs.replace(scenario, requests=tuple(map(chat, scenario.requests)))
+
+
+def _chat(rng: random.Random, request: Request, head: str) -> Request:
+    tools: Tools = rng.choice(("", "", "auto", "auto", "named", "required"))
+    own, thinks = request.sampling, rng.random() < 0.4
+    if tools in FORCED or rng.random() < 0.1:  # the answer is JSON, which nothing but its length may end
+        spec = '{"type": "array"}' if tools == "required" else '{"type": "object"}'
+        tools = tools if tools in FORCED else ""
+        own = msgspec.structs.replace(own, grammar=Grammar(JSON, spec), min_tokens=0, stop_token_ids=())
+        request, thinks = msgspec.structs.replace(request, stops=()), False
+    messages = (head, *(_words(rng, rng.randint(0, 12)) for _ in range(rng.choice((0, 0, 2, 4)))))
+    prompt = prompt_of(messages, bool(tools), thinks)
+    changed = {"messages": messages, "prompt": prompt, "tools": tools, "thinks": thinks, "sampling": own}
+    return msgspec.structs.replace(request, **changed)
+
+
+def _words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choice(("river", "so", "é", "<tool_call>", "7")) for _ in range(count))
+
+
 def with_adapters(scenario: Scenario, span: float, share: float) -> Scenario:
     """Returns ``scenario``, in ``share`` of them with adapters that come, change and go, and requests on them."""
     rng = random.Random(f"adapters {scenario.seed}")
@@ -147,6 +192,14 @@ def with_disk(scenario: Scenario, share: float) -> Scenario:
     if rng.random() >= share:
         return scenario
     return msgspec.structs.replace(scenario, disk_pages=rng.choice((20, 60, 200)))
+
+
+def with_drafts(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with decode workers that speculate, more or less well."""
+    rng = random.Random(f"drafts {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+    return msgspec.structs.replace(scenario, drafts_right=rng.choice((0.4, 0.8, 0.95)))
 
 
 def tokens_of(rng: random.Random, count: int) -> tuple[int, ...]:

@@ -12,9 +12,11 @@ import msgspec
 
 from baton.drill.scenario import FAULTS, FaultKind, Size
 
-USUAL = Size(crowded=0.0, tiered=0.0, hasty=0.0, split=0.0, apart=0.0, disked=0.0)
+USUAL = Size(crowded=0.0, tiered=0.0, hasty=0.0, split=0.0, apart=0.0, disked=0.0, drafted=0.0, chats=0.0)
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
+CHATTING = msgspec.structs.replace(USUAL, http=1.0, chats=0.9)
+DRAFTED = msgspec.structs.replace(USUAL, drafted=1.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
 TIERED = msgspec.structs.replace(SMALL, tiered=1.0, requests=30, seconds=8.0)
@@ -448,5 +450,61 @@ BUGS = (
         "                if False:",
         faults=("no_memory",),
         size=SMALL,
+    ),
+    Bug(
+        "the token behind a rejected draft is taken as well",
+        "engine/speculate/draft.py",
+        "        return range(accepted(self.tokens, chosen[:-1]) + 1)",
+        "        return range(min(accepted(self.tokens, chosen[:-1]) + 2, len(chosen)))",
+        size=DRAFTED,
+    ),
+    Bug(
+        "drafts are chosen as if an answer were no longer than without them, so that it may end early",
+        "engine/sequence.py",
+        "        banned = tuple(self._stops) if self.outputs + len(drafts) < sampling.min_tokens else ()",
+        "        banned = tuple(self._stops) if self.outputs < sampling.min_tokens else ()",
+        size=DRAFTED,
+    ),
+    Bug(
+        "drafts stand that a grammar's state wasn't followed along",
+        "engine/sequence.py",
+        "        return rows if self._grammar is None else rows[: 1 + self._grammar.followed]",
+        "        return rows",
+        size=DRAFTED,
+    ),
+    Bug(
+        "accepted drafts behind an answer's end are told",
+        "decode_worker/engine/job.py",
+        "                chosen, accepted = chosen[:count], min(count, accepted)\n",
+        "                accepted = min(count, accepted)\n",
+        size=DRAFTED,
+    ),
+    Bug(
+        "choices of a streamed chat share the reader of thoughts and calls",
+        "router/api/openai/shapes.py",
+        "reader = self._readers.setdefault(piece.index, self._form.reader())",
+        "reader = self._readers.setdefault(0, self._form.reader())",
+        size=CHATTING,
+    ),
+    Bug(
+        "what may be the beginning of a mark is lost at a stream's end",
+        "router/api/openai/shapes.py",
+        "(reader.flush() if piece.finish_reason else [])",
+        "[]",
+        size=CHATTING,
+    ),
+    Bug(
+        "a thought that the prompt opened is taken for content",
+        "router/api/openai/prepared_call.py",
+        "        return rendered.rstrip().endswith(reasoning.BEGIN)",
+        "        return False",
+        size=CHATTING,
+    ),
+    Bug(
+        "white space that comes alone behind a call is lost",
+        "router/text/marks.py",
+        '            self._held += text\n            return ""\n        found',
+        '            return ""\n        found',
+        size=CHATTING,
     ),
 )

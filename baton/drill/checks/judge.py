@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
-from baton.drill.checks import oracle, text
+from baton.drill.checks import chat, oracle, text
 from baton.drill.scenario import Request
 from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
 
@@ -118,7 +118,7 @@ class Judge:
     def replied(self, request: Request, status: int, body: bytes) -> str:
         """Compares a whole reply over HTTP with the oracle's; returns its error's code, "complete" for none."""
         name = f"request {request.number}"
-        reply = None if status != 200 or request.sampling.pooling else text.read(request, body)
+        reply = None if status != 200 or request.sampling.pooling else _read(request, body)
         error = orjson.loads(body)["error"]["code"] if status != 200 else "" if reply is None else reply.error
         if error:
             self._failed_over_http(request, error)
@@ -128,11 +128,15 @@ class Judge:
             self.violated(f"{name}: {said}")
         return "complete"
 
-    def _wrong_over_http(self, request: Request, reply: text.TextReply | None, body: bytes) -> Iterator[str]:
+    def _wrong_over_http(
+        self, request: Request, reply: text.TextReply | chat.ChatReply | None, body: bytes
+    ) -> Iterator[str]:
         """Returns what is wrong with a reply with status 200; ``reply`` is None for an embedding's."""
         if reply is None:
             return text.vector_wrong(request, body, self._on(request))
         want = [text.text_of(request, *self._whole(request, choice)) for choice in range(request.n)]
+        if isinstance(reply, chat.ChatReply):
+            return chat.wrong_chat(request, reply, want)
         return text.wrong(request, reply, want)
 
     def _failed_over_http(self, request: Request, error: str) -> None:
@@ -196,6 +200,10 @@ class Judge:
     def _on(self, request: Request) -> str:
         """Returns the id of the adapter that the request was asked on, "" for none."""
         return self.adapters.get(request.number, "")
+
+
+def _read(request: Request, body: bytes) -> text.TextReply | chat.ChatReply:
+    return chat.read_chat(request, body) if request.messages else text.read(request, body)
 
 
 def _for_its_adapter(request: Request, error: BaseException) -> bool:

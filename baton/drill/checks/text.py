@@ -11,6 +11,7 @@ import orjson
 
 from baton.drill.checks import oracle
 from baton.drill.checks.oracle import EOS
+from baton.drill.parts.vocabulary import bytes_of
 from baton.drill.scenario import Request
 from baton.protos.json import Json
 
@@ -90,7 +91,7 @@ def wrong(request: Request, reply: TextReply, want: Sequence[AnswerText]) -> Ite
     for index, text in enumerate(want):
         if reply.texts.get(index) != text.text:
             yield f"choice {index}: the text is not the oracle's: {reply.texts.get(index)!r}, not {text.text!r}"
-        if reply.finishes.get(index) not in _finishes(request, text):
+        if reply.finishes.get(index) not in finishes(request, text):
             yield f"choice {index}: finish reasons {reply.finishes.get(index)}, the oracle's is {text.finish}"
         if request.sampling.logprobs is not None and reply.scored.get(index) != text.tokens:
             yield f"choice {index}: {reply.scored.get(index)} log-probabilities of {text.tokens} tokens"
@@ -102,7 +103,7 @@ def wrong(request: Request, reply: TextReply, want: Sequence[AnswerText]) -> Ite
         yield f"usage {usage}, and there are {len(request.prompt)} + {written} tokens"
 
 
-def _finishes(request: Request, text: AnswerText) -> Sequence[list[str]]:
+def finishes(request: Request, text: AnswerText) -> Sequence[list[str]]:
     """Returns the finish reasons that a choice may have: the oracle's, or "length" where a grammar is complete at
     the last token that was allowed, because its word may come later.
     """
@@ -145,6 +146,4 @@ def vector_wrong(request: Request, body: bytes, adapter: str) -> Iterator[str]:
 
 
 def _bytes(token: int) -> bytes:
-    if token == EOS:
-        return b""  # a special one
-    return bytes([token]) if token < 256 else f"<{token}>".encode()
+    return b"" if token == EOS else bytes_of(token)  # the end is a special one

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from baton.drill.checks.fairness import FairnessWitness
+from baton.drill.parts.grammar import alike
 from baton.drill.scenario import Phase, Request
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest
@@ -123,6 +124,8 @@ class EngineWitness:
             want = msgspec.structs.replace(want, prompt_logprobs=None)
         if want.pooling and request.over_http:  # an embedding's client names no seed, and none is used
             want = msgspec.structs.replace(want, seed=asked.sampling.seed)
+        if alike(asked.sampling.grammar, want.grammar):
+            want = msgspec.structs.replace(want, grammar=asked.sampling.grammar)
         if asked.sampling != want:
             self._violated(f"{name}: the engine is asked with another sampling than the client asked with")
         if asked.adapter_id != self._adapters.get(number, ""):

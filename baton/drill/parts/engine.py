@@ -18,6 +18,7 @@ from baton.drill.checks.watch import EngineWitness
 from baton.drill.loop import seeded_loop
 from baton.drill.parts.adapters import LIMITS, MOST_BYTES, MOST_RANK, SimulatedFiles
 from baton.drill.parts.clock import MachineClock
+from baton.drill.parts.drafts import drafter
 from baton.drill.parts.grammar import GrammarDelays, SimulatedGrammars
 from baton.drill.parts.memory import Memory
 from baton.drill.parts.process import Process
@@ -222,7 +223,7 @@ class SimulatedEngine:
         if self._host_memory is not None:
             self._host_memory.allocate(self.process.name)
         self._before_step = len(self._outbox)
-        tokens = sample.prefill_tokens + sample.decode_sequences
+        tokens = sample.prefill_tokens + sample.decode_sequences + sample.draft_tokens
         return (self._scenario.step_s + tokens * self._scenario.token_s) * self._pace.slow
 
     def _pass(self, seconds: float) -> None:
@@ -246,7 +247,8 @@ class SimulatedEngine:
         if role == "prefill":
             return PrefillLoop(self._parts, own.chunk_tokens, own.max_batch)
         limits = DecodeLimits(own.max_batch, own.chunk_tokens, own.lease_ttl_s)
-        return DecodeLoop(self._parts, limits, self._rng.randbytes)
+        drafts = drafter(self._rng, own.drafts_right, self._now)
+        return DecodeLoop(self._parts, limits, self._rng.randbytes, drafts)
 
     # ---- time ----
 

@@ -9,6 +9,7 @@ carried over wrongly, other ids are allowed, and the answer differs from the ora
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -25,6 +26,10 @@ SHARE = 7  # one id of so many is allowed
 COMPILE_S = 0.05  # seconds that a grammar compiles at most
 LATE_S = 0.004  # seconds that the word on a token takes at most
 LATE_ONE_IN = 8  # of so many tokens, one is late
+JSON = "json_schema"  # the kind of grammar whose answers are JSON
+FREE, DIGITS = b"#", frozenset(b"0123456789")  # the first stands for one of the second
+ARGUMENTS = b'{"at": [##, #]}'
+CALLS = b'[{"name": "look", "parameters": {"at": [#]}}, {"name": "go", "parameters": {"to": "#", "by": ##}}]'
 
 
 class GrammarAutomaton:
@@ -40,6 +45,11 @@ class GrammarAutomaton:
     def done(self) -> bool:
         """Returns whether the answer is complete, so that no token may follow."""
         return self._left <= 0
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Returns ids that alone may follow, one after the other; here always several may."""
+        return ()
 
     def take(self, token: int) -> None:
         """Advances the state by ``token``."""
@@ -61,9 +71,58 @@ class GrammarAutomaton:
         return found
 
 
+class JsonAutomaton(GrammarAutomaton):
+    """The state of a JSON schema after some tokens of one answer, one per byte: an object, or a list of two calls.
+
+    Of the schema itself it only matters whether it is a list's. Digits are free.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._text, self._at = CALLS if lists(grammar) else ARGUMENTS, 0
+
+    @property
+    def done(self) -> bool:
+        """Returns whether the JSON text is whole."""
+        return self._at >= len(self._text)
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Returns the ids up to the next digit."""
+        return list(self._text[self._at :].partition(FREE)[0])
+
+    def take(self, token: int) -> None:
+        """Advances by one byte."""
+        self._at += 1
+
+    def mask(self, vocabulary: int) -> NDArray[np.bool_]:
+        """Returns the allowed next ids as a (``vocabulary``,) bool array: of one byte, or of the digits."""
+        found = np.zeros(vocabulary, np.bool_)
+        found[[token for token in range(256) if self.allows(token)]] = True
+        return found
+
+    def allows(self, token: int) -> bool:
+        """Returns whether ``token`` may come next."""
+        wanted = self._text[self._at]
+        return token in DIGITS if wanted == FREE[0] else token == wanted
+
+
+def lists(grammar: Grammar) -> bool:
+    """Returns whether ``grammar``, a JSON schema, is a list's."""
+    return bool(json.loads(grammar.spec).get("type") == "array")
+
+
+def alike(a: Grammar | None, b: Grammar | None) -> bool:
+    """Returns whether two grammars allow the same answers here; JSON schemas may be worded otherwise."""
+    if a is None or b is None or a.kind != JSON or b.kind != JSON:
+        return a == b
+    return lists(a) == lists(b)
+
+
 def follow(grammar: Grammar | None) -> GrammarAutomaton | None:
     """Returns the initial state of ``grammar``; None if that is None."""
-    return None if grammar is None else GrammarAutomaton(grammar)
+    if grammar is None:
+        return None
+    return JsonAutomaton(grammar) if grammar.kind == JSON else GrammarAutomaton(grammar)
 
 
 class GrammarDelays(NamedTuple):
@@ -78,10 +137,11 @@ class SimulatedGrammar:
 
     error = None
     follows_drafts = True
-    forced: Sequence[int] = ()
 
     def __init__(self, request: EngineRequest, grammar: Grammar, waits: GrammarDelays) -> None:
-        self._waits, self._course = waits, GrammarAutomaton(grammar)
+        course = follow(grammar)
+        assert course is not None
+        self._waits, self._course = waits, course
         for token in request.token_ids[request.prompt_tokens :]:
             self._course.take(token)
         self._ready_at = waits.clock() + waits.rng.uniform(0.0, COMPILE_S)
@@ -92,6 +152,11 @@ class SimulatedGrammar:
     def ready(self) -> bool:
         """Returns whether the grammar's state is up to date, so that ``mask`` may be called."""
         return self._waits.clock() >= self._ready_at
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Returns ids that alone may follow, one after the other; none while the grammar isn't ready."""
+        return self._course.forced if self.ready and not self._told_ahead else ()
 
     @property
     def done(self) -> bool:

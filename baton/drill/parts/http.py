@@ -13,7 +13,9 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from baton.drill.parts.engine import MODEL_ID
-from baton.drill.scenario import Request
+from baton.drill.parts.grammar import JSON
+from baton.drill.parts.vocabulary import ROLES, TOOLS
+from baton.drill.scenario import FORCED, Request
 from baton.router.request.environment import Environment
 
 NUMBER: contextvars.ContextVar[int | None] = contextvars.ContextVar("number", default=None)
@@ -40,7 +42,7 @@ class HttpCall:
         """Returns the ASGI scope of the call."""
         timeout = request.deadline_after
         headers = [] if timeout is None else [(b"x-request-timeout", str(timeout).encode())]
-        path = "/v1/embeddings" if request.sampling.pooling else "/v1/completions"
+        path = path_of(request)
         return {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
             "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "server": ("router", 80),
@@ -72,24 +74,66 @@ class HttpCall:
             await asyncio.sleep(self._pause)
 
 
+def path_of(request: Request) -> str:
+    """Returns the path of the endpoint that ``request`` asks."""
+    if request.sampling.pooling:
+        return "/v1/embeddings"
+    return "/v1/chat/completions" if request.messages else "/v1/completions"
+
+
 def body_of(request: Request) -> bytes:
-    """Returns the body of ``request`` as a client of OpenAI's completions or embeddings sends it."""
+    """Returns the body of ``request`` as a client of OpenAI's endpoints sends it."""
     own, model = request.sampling, request.adapter or MODEL_ID
     if own.pooling:
         asked = {"model": model, "input": list(request.prompt), "pooling": own.pooling}
         return orjson.dumps({**asked, "cache_salt": request.tenant or None})
     fields: dict[str, object] = {
-        "model": model, "prompt": list(request.prompt), "n": request.n, "stop": request.stops,
+        "model": model, "n": request.n, "stop": request.stops,
         "stream": request.over_http == "stream", "temperature": own.temperature, "seed": own.seed,
         "max_tokens": own.max_tokens, "min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos,
         "stop_token_ids": own.stop_token_ids, "cache_salt": request.tenant or None,
     }  # fmt: skip
+    if request.over_http == "stream":
+        fields["stream_options"] = {"include_usage": True}
+    return orjson.dumps(fields | (_of_chat(request) if request.messages else _of_completion(request)))
+
+
+def _of_completion(request: Request) -> dict[str, object]:
+    own = request.sampling
+    fields: dict[str, object] = {"prompt": list(request.prompt)}
     if own.logprobs is not None:
         fields["logprobs"] = own.logprobs
     if own.prompt_logprobs is not None:
         fields["prompt_logprobs"] = own.prompt_logprobs
     if own.grammar is not None:
         fields["structured_outputs"] = {own.grammar.kind: own.grammar.spec}
-    if request.over_http == "stream":
-        fields["stream_options"] = {"include_usage": True}
-    return orjson.dumps(fields)
+    return fields
+
+
+def _of_chat(request: Request) -> dict[str, object]:
+    own = request.sampling
+    messages = [{"role": ROLES[at % 2], "content": message} for at, message in enumerate(request.messages)]
+    fields: dict[str, object] = {"messages": messages}
+    if own.logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": own.logprobs}
+    if request.thinks:
+        fields["chat_template_kwargs"] = {"enable_thinking": True}
+    if request.tools:
+        fields |= {"tools": [_tool(name) for name in TOOLS], "tool_choice": _choice(request)}
+    if own.grammar is None or request.tools in FORCED:
+        return fields
+    if own.grammar.kind == JSON:
+        schema = {"name": "answer", "schema": orjson.loads(own.grammar.spec)}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    else:
+        fields["structured_outputs"] = {own.grammar.kind: own.grammar.spec}
+    return fields
+
+
+def _tool(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def _choice(request: Request) -> object:
+    """Returns the field by which the client says whether a tool must be called."""
+    return {"type": "function", "function": {"name": TOOLS[0]}} if request.tools == "named" else request.tools

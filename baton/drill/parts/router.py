@@ -38,6 +38,7 @@ from baton.drill.parts.grammar import SimulatedCheck
 from baton.drill.parts.http import NumberingEnvironment
 from baton.drill.parts.network import Network
 from baton.drill.parts.process import Process
+from baton.drill.parts.vocabulary import simulated_text
 from baton.drill.parts.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
@@ -186,7 +187,7 @@ class SimulatedRouter:
             settings = DispatchSettings(hedge_factor=own.hedge)
             core = await stack.enter_async_context(running_core(config, given, settings))
             await stack.enter_async_context(gate.settling())
-            catalog = ModelCatalog(core.dispatcher.models, {}, wall_clock, adapters)
+            catalog = ModelCatalog(core.dispatcher.models, {}, wall_clock, adapters, simulated_text)
             service = self._generation(config, given, core, gate, catalog)
             if own.batches:
                 await stack.enter_async_context(self._lane(service, given, core, redis).running())
@@ -210,7 +211,7 @@ class SimulatedRouter:
         gate: AccessGate,
         catalog: ModelCatalog,
     ) -> GenerationService:
-        """Returns the API's own generation service, in which a token is a byte."""
+        """Returns the API's own generation service, over the simulated model's text."""
         environment = NumberingEnvironment(given.clock, given.wall_clock, self._rng.randbytes)
         quotas = Quotas(gate, given.metrics, core.decisions, ContextClasses(config.context_classes))
         made = make_generation(config, core.dispatcher, catalog, quotas, NoMetering(), environment)

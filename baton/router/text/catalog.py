@@ -7,7 +7,7 @@ Knows nothing of workers: ``models`` says what is served, ``sources`` where a mo
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from baton.router.text.encoder_style import EncoderStyle, encoder_style
 from baton.router.text.model import TextModel, load_text
 
 MOST_NAMED = 20  # names that the error of an unknown one lists
+LoadText = Callable[[Path | None, int, Sequence[int]], TextModel]  # of a directory, a vocabulary's size and ends
 _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -95,7 +96,7 @@ class NoAdapters:
 
 class ModelCatalog:
     """Knows the models of ``models()`` by id, and the adapters on them; ``sources`` gives the directory of a
-    model's files (None or absent: no files).
+    model's files (None or absent: no files). ``load`` reads a model's tokenizer and template, as ``load_text`` does.
 
     A model that was seen stays known, so that a request while its workers restart gets 503, not 404. Other tenants'
     adapters are unknown to a caller; what its key may not use isn't listed to it.
@@ -107,10 +108,11 @@ class ModelCatalog:
         sources: Mapping[str, Path | None] | None = None,
         wall_clock: Callable[[], float] = lambda: 0.0,
         adapters: AdapterSource = NoAdapters(),
+        load: LoadText = load_text,
     ) -> None:
         self._models, self._adapters = models, adapters
         self._sources = dict(sources or {})
-        self._wall_clock = wall_clock
+        self._wall_clock, self._load = wall_clock, load
         self._entries: dict[str, tuple[ServedModel, ModelEntry]] = {}
         self._texts: dict[str, TextModel] = {}
 
@@ -173,7 +175,7 @@ class ModelCatalog:
         """
         for model_id, source in self._sources.items():
             if source is not None:
-                self._texts[model_id] = load_text(source, vocab_size=0)
+                self._texts[model_id] = self._load(source, 0, ())
 
     def text(self, entry: ModelEntry) -> TextModel:
         """Returns the model's tokenizer and chat template, loaded on first use. Raises CheckpointError."""
@@ -185,7 +187,7 @@ class ModelCatalog:
                     f"naming that model's directory, and worker.model_name = {entry.model_id!r}",
                     "model",
                 )
-            found = load_text(entry.source, entry.vocab_size, entry.eos_token_ids)
+            found = self._load(entry.source, entry.vocab_size, entry.eos_token_ids)
             self._texts[entry.model_id] = found
         return found
 
