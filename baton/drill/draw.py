@@ -36,6 +36,7 @@ from baton.drill.specials import (
     with_disk,
     with_drafts,
     with_http,
+    with_pages,
 )
 from baton.protos.nouns import Grammar, Sampling
 
@@ -108,7 +109,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     for special in specials:
         drawn = special(drawn, span)
     drawn = with_chats(with_http(with_adapters(drawn, span, size.adapted), size.http), size.chats)
-    return with_drafts(with_disk(drawn, size.disked), size.drafted)
+    return with_pages(with_drafts(with_disk(drawn, size.disked), size.drafted), size.paged)
 
 
 def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 from fastapi.dependencies import models
 
+from baton.drill.checks.oracle import Sight
 from baton.drill.loop import Halted, RunEnds, SeededLoop
 from baton.drill.parts.clock import DriftingLoop
 from baton.drill.scenario import Scenario
@@ -209,6 +210,8 @@ SIMPLER = (
             ("tier_pages", 0),
             ("disk_pages", 0),
             ("drafts_right", 0.0),
+            ("page_kinds", ()),
+            ("sight", Sight()),
             ("hedge", 0.0),
             ("local_max", 0),
             ("controller", False),

@@ -5,12 +5,13 @@ A scenario is data. It can be printed, replayed, and made smaller by leaving par
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
+from baton.drill.checks.oracle import Sight
 from baton.drill.parts.network import KEEPALIVE_S
-from baton.protos.nouns import Sampling
+from baton.protos.nouns import BLOCK_TOKENS, Sampling
 from baton.router.dispatch.runner import DispatchSettings
 
 FaultKind = Literal[
@@ -116,6 +117,13 @@ class AdapterChange(msgspec.Struct, frozen=True):
     pinned: bool = False  # whether every worker is to hold it
 
 
+class PageKind(NamedTuple):
+    """Says how a worker keeps KV: whether layers with a window have ``own`` pages, and the tokens of a page."""
+
+    own: bool = False
+    block_tokens: int = BLOCK_TOKENS
+
+
 class Scenario(msgspec.Struct, frozen=True):
     """Everything about a run; ``seed`` decides the rest, such as delays and the order of ready tasks."""
 
@@ -143,6 +151,8 @@ class Scenario(msgspec.Struct, frozen=True):
     adapters: tuple[AdapterChange, ...] = ()  # by time
     disk_pages: int = 0  # pages of the disk tier of each worker, which its lives pass on
     drafts_right: float = 0.0  # probability that a drafted token is the right one; 0: nothing is drafted
+    sight: Sight = Sight()  # what the model's layers see
+    page_kinds: tuple[PageKind, ...] = ()  # of which workers of a role keep KV in turn; none: plain pages
 
     @property
     def ends_at(self) -> float:
@@ -185,5 +195,6 @@ class Size(msgspec.Struct, frozen=True):
     hasty: float = 0.05  # share of scenarios whose prompts take longer than a lease lasts without progress
     apart: float = 0.3  # share of scenarios with faults that also have some of APART
     disked: float = 0.15  # share of scenarios whose workers have a disk tier
+    paged: float = 0.25  # share of scenarios whose layers see windows, or whose pages are of several kinds
     drafted: float = 0.25  # share of scenarios whose decode workers speculate
     split: float = 0.05  # share of scenarios in which routers lose a batch job to one another

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from baton.drill.checks.oracle import VOCABULARY
+from baton.drill.checks.oracle import VOCABULARY, Sight
 from baton.drill.parts.grammar import JSON
 from baton.drill.parts.vocabulary import prompt_of
 from baton.drill.scenario import (
@@ -21,6 +21,7 @@ from baton.drill.scenario import (
     AdapterChange,
     Batch,
     Fault,
+    PageKind,
     Request,
     Scenario,
     Size,
@@ -200,6 +201,22 @@ def with_drafts(scenario: Scenario, share: float) -> Scenario:
     if rng.random() >= share:
         return scenario
     return msgspec.structs.replace(scenario, drafts_right=rng.choice((0.4, 0.8, 0.95)))
+
+
+def with_pages(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with layers that see a window, with pages of their own at some
+    workers, or with pages of several lengths.
+    """
+    rng = random.Random(f"pages {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+    window = rng.choice((20, 50, 130))
+    sight = rng.choice((Sight(), Sight(window), Sight(window), Sight(window, every=True)))
+    if sight.window and not sight.every:
+        kinds = tuple(rng.sample((PageKind(), PageKind(own=True)), rng.choice((1, 2, 2, 2))))
+    else:
+        kinds = tuple(PageKind(block_tokens=size) for size in rng.sample((16, 16, 32, 64), rng.choice((1, 2, 2))))
+    return msgspec.structs.replace(scenario, sight=sight, page_kinds=kinds)
 
 
 def tokens_of(rng: random.Random, count: int) -> tuple[int, ...]:

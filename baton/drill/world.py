@@ -72,7 +72,11 @@ class World:
         loop.coverage = self.coverage
         halt = loop.halt if first_only else lambda: None
         self.judge = Judge(
-            bool(scenario.faults) or scenario.pages < 100, scenario.requests, halt, scenario.spares_requests
+            bool(scenario.faults) or scenario.pages < 100,
+            scenario.requests,
+            halt,
+            scenario.spares_requests,
+            scenario.sight,
         )
         self.workers: dict[str, SimulatedWorker] = {}
         self.operators: AdapterOperators | None = None
@@ -149,7 +153,7 @@ class World:
         faults = FaultInjector(
             self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage, aims
         )
-        batches = BatchClients(self.network, own.faults, self.judge.violated, self.tell)
+        batches = BatchClients(self.network, own.faults, self.judge.violated, self.tell, own.sight)
         bringing = [asyncio.ensure_future(batches.bring(i, batch, began)) for i, batch in enumerate(own.batches)]
         playing = [asyncio.ensure_future(faults.play(fault, began)) for fault in own.faults]
         await asyncio.gather(*playing)

@@ -12,11 +12,14 @@ import msgspec
 
 from baton.drill.scenario import FAULTS, FaultKind, Size
 
-USUAL = Size(crowded=0.0, tiered=0.0, hasty=0.0, split=0.0, apart=0.0, disked=0.0, drafted=0.0, chats=0.0)
+USUAL = Size(
+    crowded=0.0, tiered=0.0, hasty=0.0, split=0.0, apart=0.0, disked=0.0, drafted=0.0, chats=0.0, paged=0.0
+)
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
 CHATTING = msgspec.structs.replace(USUAL, http=1.0, chats=0.9)
 DRAFTED = msgspec.structs.replace(USUAL, drafted=1.0)
+PAGED = msgspec.structs.replace(USUAL, paged=1.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
 TIERED = msgspec.structs.replace(SMALL, tiered=1.0, requests=30, seconds=8.0)
@@ -506,5 +509,19 @@ BUGS = (
         '            self._held += text\n            return ""\n        found',
         '            return ""\n        found',
         size=CHATTING,
+    ),
+    Bug(
+        "a page that a window still shows a token of is given back",
+        "kv/pages/window.py",
+        "return max(0, tokens - window + 1) // block_tokens",
+        "return max(0, tokens - window + 16) // block_tokens",
+        size=PAGED,
+    ),
+    Bug(
+        "layers of the second table get the first one's rows when pages are converted",
+        "kv/layout/table_bridge.py",
+        "        before = max(0, table - 1) * most",
+        "        before = 0",
+        size=PAGED,
     ),
 )

@@ -1,4 +1,4 @@
-"""What a chat's reply over HTTP must hold: thoughts, content and tool calls. Shares no code with the router's.
+"""Reads chats' replies over HTTP and holds them against the oracle. Shares no code with the router's.
 
 Knows nothing of engines. A call that a grammar demands is JSON, which may end anywhere if its tokens run out.
 """

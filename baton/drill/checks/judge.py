@@ -30,7 +30,8 @@ class Judge:
     """Collects the invariants that a run violated, as messages in ``violations``, and counts how requests ended.
 
     ``faulty`` says whether the run has faults that may fail a request. ``spared`` says that fewer workers end than
-    a request has attempts, so that no request may fail for a lost worker. ``halt`` is called at each violation.
+    a request has attempts, so that no request may fail for a lost worker. ``halt`` is called at each violation;
+    ``sight`` is the model's.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Judge:
         requests: Sequence[Request] = (),
         halt: Callable[[], None] = lambda: None,
         spared: bool = False,
+        sight: oracle.Sight = oracle.Sight(),
     ) -> None:
-        self._spared = spared
+        self._spared, self._sight = spared, sight
         self.violations: list[str] = []
         self._halt = halt
         self._alike: defaultdict[tuple[str, tuple[int, ...]], list[Request]] = defaultdict(list)
@@ -191,7 +193,8 @@ class Judge:
     def _whole(self, request: Request, choice: int) -> tuple[list[int], str]:
         key = self._key(request, choice)
         if key not in self._expected:
-            self._expected[key] = oracle.answer(request.prompt, request.sampling, choice, self._on(request))
+            on = self._on(request)
+            self._expected[key] = oracle.answer(request.prompt, request.sampling, choice, on, self._sight)
         return self._expected[key]
 
     def _key(self, request: Request, choice: int) -> tuple[int, int, str]:

@@ -1,14 +1,16 @@
 """Computes what the paced engine must answer, from the request alone: without pages, batches or the engine's code.
 
 Row i of a sequence is XXH3-128(row i-1, token i, i), repeated to the row's size; the row before the first is the
-adapter's id; the next token is XXH3-64 of all
-rows, keyed by seed and choice if it is sampled. A grammar of ``SimulatedGrammar`` says which ids are allowed.
+adapter's id; the next token is XXH3-64 of all rows, keyed by seed and choice if it is sampled. Where layers see a
+window (``Sight``), their rows follow, and only those in the window count. A grammar of ``SimulatedGrammar`` says
+which ids are allowed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -22,11 +24,25 @@ EOS = 11  # the token that ends an answer; any would do
 MOST_TOKENS = 2048  # prompt and answer together
 
 
-def answer(prompt: Sequence[int], sampling: Sampling, choice: int, adapter: str = "") -> tuple[list[int], str]:
+class Sight(NamedTuple):
+    """Says what the model's layers see.
+
+    ``window``: two see so many tokens, beside one that sees all; 0: there is that one alone. With ``every``, that
+    one sees the window, and there is no other.
+    """
+
+    window: int = 0
+    every: bool = False
+
+
+def answer(
+    prompt: Sequence[int], sampling: Sampling, choice: int, adapter: str = "", sight: Sight = Sight()
+) -> tuple[list[int], str]:
     """Returns every output token of choice number ``choice`` on ``adapter`` (an id), and its finish reason, "stop"
     or "length".
     """
     row, digest, at = adapter.encode(), xxhash.xxh3_64(), 0
+    last: list[bytes] = []  # rows in the window
     outputs: list[int] = []
     grammar = follow(sampling.grammar)
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
@@ -36,7 +52,10 @@ def answer(prompt: Sequence[int], sampling: Sampling, choice: int, adapter: str 
             row = xxhash.xxh3_128_digest(row + token.to_bytes(8, "little") + at.to_bytes(8, "little"))
             digest.update(row)
             at += 1
-        keyed = digest.copy()
+            last = [*last, row][-sight.window :] if sight.window else last
+        keyed = digest.copy() if not sight.every else xxhash.xxh3_64(b"".join(last))
+        for layer in b"\1\2" if sight.window and not sight.every else b"":
+            keyed.update(b"".join(xxhash.xxh3_128_digest(one + bytes([layer])) for one in last))
         if sampling.temperature > 0:
             keyed.update(sampling.seed.to_bytes(8, "little") + choice.to_bytes(8, "little"))
         banned = stops if len(outputs) < sampling.min_tokens else set()

@@ -42,7 +42,9 @@ class BatchClients:
         faults: tuple[Fault, ...],
         violated: Callable[[str], None],
         tell: Callable[[str, str], None],
+        sight: oracle.Sight = oracle.Sight(),
     ) -> None:
+        self._sight = sight
         self._violated, self._tell = violated, tell
         self._clock = asyncio.get_running_loop().time
         self._redis = connect(URL, connections(network, WHO))
@@ -125,7 +127,8 @@ class BatchClients:
             self._violated(f"batch job {number} counts {job.completed} + {job.failed} of {job.total} lines")
         for answer in answers:
             prompt = batch.prompts[int(answer["custom_id"])]
-            want = oracle.answer(prompt, Sampling(temperature=0.0, max_tokens=batch.max_tokens, ignore_eos=True), 0)
+            asked = Sampling(temperature=0.0, max_tokens=batch.max_tokens, ignore_eos=True)
+            want = oracle.answer(prompt, asked, 0, sight=self._sight)
             if answer["response"]["body"]["choices"][0]["token_ids"] != want[0]:
                 self._violated(f"batch job {number}: line {answer['custom_id']} is not the oracle's")
 

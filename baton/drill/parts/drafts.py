@@ -26,8 +26,8 @@ class KnowingSpeculator(LearningSpeculator):
 
     name = NAME
 
-    def __init__(self, rng: random.Random, right: float) -> None:
-        self._rng, self._right = rng, right
+    def __init__(self, rng: random.Random, right: float, sight: oracle.Sight) -> None:
+        self._rng, self._right, self._sight = rng, right, sight
         self._answers: dict[int, list[int]] = {}  # of running sequences
 
     def propose(self, text: SequenceView, budget: int) -> Draft | None:
@@ -42,24 +42,24 @@ class KnowingSpeculator(LearningSpeculator):
         """Does nothing, because the oracle has nothing to learn."""
 
     def end(self, text: SequenceView) -> None:
-        """Forgets the answer."""
+        """Forgets the answer of a sequence that ended."""
         self._answers.pop(text.seq, None)
 
     def _answer(self, text: SequenceView) -> list[int]:
         if text.seq not in self._answers:
             asked = text.request
-            prompt = asked.token_ids[: asked.prompt_tokens]
-            self._answers[text.seq] = oracle.answer(prompt, asked.sampling, asked.choice, asked.adapter_id)[0]
+            prompt, on = asked.token_ids[: asked.prompt_tokens], asked.adapter_id
+            self._answers[text.seq] = oracle.answer(prompt, asked.sampling, asked.choice, on, self._sight)[0]
         return self._answers[text.seq]
 
     def _other(self, token: int) -> int:
         return (token + self._rng.randrange(1, oracle.VOCABULARY)) % oracle.VOCABULARY
 
 
-def drafter(rng: random.Random, right: float, clock: Callable[[], float]) -> Drafter | None:
+def drafter(rng: random.Random, right: float, clock: Callable[[], float], sight: oracle.Sight) -> Drafter | None:
     """Returns the product's drafter with a speculator whose tokens are right with probability ``right``, and with
-    the usual look-ups; None if that is 0. ``clock`` gives seconds.
+    the usual look-ups; None if that is 0. ``clock`` gives seconds, ``sight`` is the model's.
     """
     if not right:
         return None
-    return Drafter((KnowingSpeculator(rng, right), *speculators(AUTO)), clock, control_share=0.01)
+    return Drafter((KnowingSpeculator(rng, right, sight), *speculators(AUTO)), clock, control_share=0.01)

@@ -21,13 +21,17 @@ from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.drafts import drafter
 from baton.drill.parts.grammar import GrammarDelays, SimulatedGrammars
 from baton.drill.parts.memory import Memory
+from baton.drill.parts.pages import PagedRunner
 from baton.drill.parts.process import Process
-from baton.drill.scenario import Scenario
+from baton.drill.scenario import PageKind, Scenario
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.grammar.running import Grammars
+from baton.engine.plan import Runner
 from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.wide_pages import widened
+from baton.kv.layout.tables import table_count
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
@@ -100,6 +104,7 @@ class SimulatedEngine:
         adapters: SimulatedFiles | None = None,
         clock: MachineClock | None = None,
         host_memory: Memory | None = None,
+        kind: PageKind = PageKind(),
     ) -> None:
         self._host_memory = host_memory
         clock = clock or MachineClock()
@@ -109,29 +114,21 @@ class SimulatedEngine:
         self._worked = 0.0  # seconds of the steps that are over
         self._step_began: float | None = None
         self._ahead = 0.0  # seconds of the present step, which the loop's time has yet to pass
-        runner = PacedRunner(
-            f"drill {weights}",
-            ROW_BYTES,
-            VOCABULARY,
-            MOST_TOKENS,
-            self._cost,
-            self._pass,
-            clock=lambda: self._now() + self._ahead,
-            eos_token_ids=(EOS,),
-            adapters=PacedAdapters(MOST_RANK, MOST_BYTES) if adapters else None,
-        )
+        held = PacedAdapters(MOST_RANK, MOST_BYTES) if adapters else None
+        runner = self._runner(f"drill {weights}", kind, held)
         layout, witness.fingerprint = runner.spec.layout, runner.spec.fingerprint
-        self.memory = PageMemory.create(scenario.pages, layout.page_bytes)
-        runner.bind(self.memory.view(), scenario.pages)
+        pages = scenario.pages * table_count(layout) // layout.runs
+        self.memory = PageMemory.create(pages, layout.page_bytes)
+        runner.bind(self.memory.view(), pages)
         self.ready = EngineReady(
-            layout, runner.spec.fingerprint, MOST_TOKENS, VOCABULARY, (EOS,), scenario.pages, scenario.max_batch
+            layout, runner.spec.fingerprint, MOST_TOKENS, VOCABULARY, (EOS,), pages, scenario.max_batch
         )
-        self.pool = PagePool(scenario.pages)
+        self.pool = PagePool(pages, layout.block_tokens)
         if scenario.tier_pages or scenario.disk_pages:
             self.pool.watch_idle()
         grammars = cast(Grammars, SimulatedGrammars(GrammarDelays(self._now, rng)))
         memory = self.memory.view() if scenario.swap else None
-        table = AdapterTable(runner.adapters, LIMITS, adapters.start) if adapters else None
+        table = AdapterTable(held, LIMITS, adapters.start) if adapters else None
         self._parts = EngineParts.around(runner, self.pool, self, self._now, grammars, memory, adapters=table)
         self.loop = self._made(role)
         self.role = role
@@ -140,6 +137,21 @@ class SimulatedEngine:
         self._before_step: int | None = None
         self._news = asyncio.Event()
         self.turns = 0
+
+    def _runner(self, name: str, kind: PageKind, adapters: PacedAdapters | None) -> Runner:
+        """Returns the runner: the paced engine's, or one over pages of ``kind`` where they aren't plain ones."""
+        sight = self._scenario.sight
+        cost, sleep = self._cost, self._pass
+
+        def clock() -> float:
+            return self._now() + self._ahead
+
+        if sight.window or self._scenario.page_kinds:
+            paged = PagedRunner(name, sight, kind.own, cost, sleep, clock, adapters)
+            return widened(paged, kind.block_tokens)
+        return PacedRunner(
+            name, ROW_BYTES, VOCABULARY, MOST_TOKENS, cost, sleep, clock, eos_token_ids=(EOS,), adapters=adapters
+        )
 
     def start(self) -> None:
         """Starts the engine's loop as a task."""
@@ -247,7 +259,7 @@ class SimulatedEngine:
         if role == "prefill":
             return PrefillLoop(self._parts, own.chunk_tokens, own.max_batch)
         limits = DecodeLimits(own.max_batch, own.chunk_tokens, own.lease_ttl_s)
-        drafts = drafter(self._rng, own.drafts_right, self._now)
+        drafts = drafter(self._rng, own.drafts_right, self._now, own.sight)
         return DecodeLoop(self._parts, limits, self._rng.randbytes, drafts)
 
     # ---- time ----

@@ -1,4 +1,4 @@
-"""What a simulated model's tokens read as, and how conversations become its prompts.
+"""Gives a simulated model's tokens their text, and makes its prompts of conversations.
 
 A token below 256 is a byte. Most others read ``<id>``; some are marks of thoughts and whole tool calls, which a
 hash chooses often enough. Knows nothing of requests.

@@ -30,6 +30,7 @@ from baton.drill.parts.aims import Aims
 from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.engine import MODEL_ID, SimulatedEngine, SimulatedPace
 from baton.drill.parts.network import Network
+from baton.drill.parts.pages import kind_of
 from baton.drill.parts.process import Process
 from baton.drill.parts.tier import FaultyStore, TierHealth, damage
 from baton.drill.redis.server import URL, connections
@@ -175,6 +176,7 @@ class Life:
             own.adapters,
             own.clock,
             own.network.memory,
+            kind_of(own.scenario, *_place(own.slot)),
         )
 
     async def begin(self) -> str:
@@ -356,6 +358,12 @@ class Life:
     def _end(self, why: str) -> None:
         if not self._ended.done():
             self._ended.set_result(why)
+
+
+def _place(slot: str) -> tuple[str, int]:
+    """Returns the role that a slot began with, and its number among those of that role."""
+    role, _, number = slot.rpartition("-")
+    return role, int(number)
 
 
 def _metrics(info: WorkerInfo) -> WorkerMetrics:

@@ -96,7 +96,7 @@ class NoAdapters:
 
 class ModelCatalog:
     """Knows the models of ``models()`` by id, and the adapters on them; ``sources`` gives the directory of a
-    model's files (None or absent: no files). ``load`` reads a model's tokenizer and template, as ``load_text`` does.
+    model's files (None or absent: no files). ``load`` reads its tokenizer and template, as ``load_text`` does.
 
     A model that was seen stays known, so that a request while its workers restart gets 503, not 404. Other tenants'
     adapters are unknown to a caller; what its key may not use isn't listed to it.

@@ -1,0 +1,111 @@
+"""A simulated model whose layers see windows, and whose workers keep KV in pages of different kinds.
+
+Layer 0 holds the paced engine's rows. Layers 1 and 2, where there are any, hold XXH3-128(row, layer's number), of
+which only a window is read. With pages ``own``, layers with a window have pages of their own, which are given back.
+So workers of several kinds serve one model, and convert what they hand over to one another. Knows nothing of
+schedulers, leases or pages of more than 16 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY, Sight
+from baton.drill.scenario import PageKind, Scenario
+from baton.engine.backends.paced.adapters import PacedAdapters
+from baton.engine.backends.paced.runner import PacedRunner, choose, rows_after
+from baton.engine.plan import SampledToken, SequenceStep
+from baton.kv.layout.page import layout_for
+from baton.kv.layout.tables import by_window
+from baton.protos.measurements import StepSample
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
+
+Rows = tuple[NDArray[np.int64], int, NDArray[np.int64]]  # indices: pages, the layer in a page, rows
+WINDOWED = 2  # layers that see a window, beside one that sees all tokens
+
+
+def layout_of(sight: Sight, own: bool) -> KvLayout:
+    """Returns the layout of a worker's pages of 16 tokens; ``own`` is the kind's."""
+    whole = LayerGroup("full", ("state",), 1, 1, ROW_BYTES, sight.window if sight.every else 0)
+    windowed = LayerGroup("window", ("state",), WINDOWED, 1, ROW_BYTES, sight.window)
+    groups = (whole, windowed) if sight.window and not sight.every else (whole,)
+    layout = layout_for("uint8", groups, fidelity="paced")
+    return by_window(layout) if own else layout
+
+
+def kind_of(scenario: Scenario, role: str, number: int) -> PageKind:
+    """Returns the kind of pages of the worker slot that is number ``number`` of ``role``."""
+    kinds = scenario.page_kinds or (PageKind(),)
+    return kinds[(number + (role == "decode")) % len(kinds)]
+
+
+class PagedRunner(PacedRunner):
+    """The paced runner of a model with such ``sight``, over pages of 16 tokens; ``own`` is their kind's."""
+
+    def __init__(
+        self,
+        name: str,
+        sight: Sight,
+        own: bool,
+        step_seconds: Callable[[StepSample], float],
+        sleep: Callable[[float], None],
+        clock: Callable[[], float],
+        adapters: PacedAdapters | None,
+    ) -> None:
+        super().__init__(
+            name, ROW_BYTES, VOCABULARY, MOST_TOKENS, step_seconds, sleep, clock, (EOS,), adapters=adapters
+        )
+        self._sight, self._layout = sight, layout_of(sight, own)
+        self.spec = msgspec.structs.replace(self.spec, layout=self._layout)
+        self._layers = 1 + WINDOWED if sight.window and not sight.every else 1
+        self._memory: NDArray[np.uint8] = np.empty((0, 1, BLOCK_TOKENS, ROW_BYTES), np.uint8)
+
+    def bind(self, buffer: memoryview, pages: int) -> None:
+        """Uses ``buffer`` as the KV pages, (pages, layers of a page, 16, ROW_BYTES) bytes."""
+        rows = np.frombuffer(buffer, np.uint8, count=pages * self._layout.page_bytes)
+        self._memory = rows.reshape(pages, -1, BLOCK_TOKENS, ROW_BYTES)
+        self._rows = self._memory[:, 0]  # what the base class counts pages by
+
+    def _advance(self, item: SequenceStep) -> Iterator[SampledToken]:
+        self._write(item)
+        known = item.start + len(item.tokens) - len(item.verify)
+        for length, spec in enumerate(item.asks, known):
+            digest, seen = xxhash.xxh3_64(), max(0, length - self._sight.window)
+            digest.update(self._at(item, 0, seen if self._sight.every else 0, length))
+            for layer in range(1, self._layers):
+                digest.update(self._at(item, layer, seen, length))
+            yield choose(item.seq, digest, spec, self.spec.vocab_size)
+
+    def _states(self, item: SequenceStep) -> NDArray[np.float32]:
+        rows = np.frombuffer(self._at(item, 0, item.start, item.start + len(item.tokens)), np.uint8)
+        return (rows.reshape(-1, ROW_BYTES) / 255 - 0.5).astype(np.float32)
+
+    def _write(self, item: SequenceStep) -> None:
+        before = self._at(item, 0, item.start - 1, item.start) if item.start else item.adapter.encode()
+        fresh = list(rows_after(before, item.tokens, item.start, ROW_BYTES))
+        for layer in range(self._layers):
+            rows = fresh if not layer else [side_row(row, layer) for row in fresh]
+            where = self._where(item, layer, item.start, item.start + len(item.tokens))
+            self._memory[where] = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, ROW_BYTES)
+
+    def _at(self, item: SequenceStep, layer: int, begin: int, end: int) -> bytes:
+        """Returns the rows of ``layer`` at positions ``begin`` … ``end`` - 1."""
+        return bytes(self._memory[self._where(item, layer, begin, end)].tobytes())
+
+    def _where(self, item: SequenceStep, layer: int, begin: int, end: int) -> Rows:
+        """Returns the indices of the rows of ``layer``: page, layer in the page, row."""
+        at, first = np.arange(begin, end), begin // BLOCK_TOKENS
+        apart = layer if self._layout.windows else 0  # the page table
+        table: Sequence[int] = item.tables[apart - 1] if apart else item.pages
+        pages = np.asarray(table[first : -(-end // BLOCK_TOKENS)], np.int64)[at // BLOCK_TOKENS - first]
+        return pages, 0 if apart else layer, at % BLOCK_TOKENS
+
+
+def side_row(row: bytes, layer: int) -> bytes:
+    """Returns the row of a layer with a window beside ``row``, layer 0's."""
+    return xxhash.xxh3_128_digest(row + bytes([layer]))
