@@ -37,7 +37,7 @@ class QuantizedLayer(NamedTuple):
 class LayerQuantizer:
     """Quantizes the linear and MoE weights of one layer.
 
-    ``weights`` are float32, ``dtypes`` those that the checkpoint has them in.
+    ``weights`` are float32, ``dtypes`` those that the checkpoint has them in; linear weights of ``plain`` stay.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class LayerQuantizer:
         shapes: dict[str, Weight],
         scheme: Scheme,
         dtypes: dict[str, torch.dtype],
+        plain: frozenset[str],
     ) -> None:
         self._program, self._ops, self._scheme, self._dtypes = program, ops, scheme, dtypes
+        self._left = plain
         self._weights, self._shapes = weights, shapes
         self._outs = {name: len(weight) for name, weight in weights.items()}
         self._rounded: dict[str, list[QuantizedWeight]] = {}
@@ -58,7 +60,7 @@ class LayerQuantizer:
 
     def quantize_alone(self) -> QuantizedLayer:
         """Returns the layer with every weight quantized by itself."""
-        for name in quantized_names(self._program, self._ops):
+        for name in quantized_names(self._ops, self._left):
             self._round(name)
         return QuantizedLayer(self._rounded, self._plain)
 
@@ -79,7 +81,7 @@ class LayerQuantizer:
         """
         run = LayerRun(self._program, self._ops, self._weights, states.tokens)
         done = 0
-        for piece, product in pieces_of(self._program, self._ops):
+        for piece, product in pieces_of(self._ops, self._left):
             done += len(piece)
             if product is None and last:
                 break
@@ -117,7 +119,7 @@ class LayerQuantizer:
 
     def _drop(self, ops: Sequence[Op]) -> None:
         """Drops the values of quantized weights that ``ops`` have read: no later op of the layer reads them."""
-        for name in quantized_names(self._program, tuple(ops)):
+        for name in quantized_names(tuple(ops), self._left):
             del self._weights[name]
 
     def _fold(self, op: Linear, weight: Tensor, stats: ActivationStats) -> Tensor:
@@ -205,9 +207,9 @@ class LayerQuantizer:
             yield self._scheme.rounded(weight[e], stats.pop(e))
 
 
-def quantized_names(program: Program, ops: tuple[Op, ...]) -> list[str]:
-    """Returns the names of a layer's weights that are quantized: those of linear and MoE ops, without routers."""
-    linears = [op.weight for op in ops if isinstance(op, Linear) and op.weight not in program.routers]
+def quantized_names(ops: tuple[Op, ...], plain: frozenset[str]) -> list[str]:
+    """Returns the names of a layer's weights that are quantized: those of linear and MoE ops, without ``plain``."""
+    linears = [op.weight for op in ops if isinstance(op, Linear) and op.weight not in plain]
     return [*linears, *(name for op in ops if isinstance(op, Moe) for name in (op.gate_up, op.down))]
 
 

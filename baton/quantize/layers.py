@@ -23,10 +23,10 @@ from baton.engine.program.program import Program
 from baton.kernels.registry import kernels
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.state import state_pages
-from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 from baton.quantize.kv_scales import channel_peaks, joined
 from baton.quantize.registers import live, reads, writes
+from baton.quantize.schemes import Recipe
 
 
 def layers_of(program: Program) -> list[tuple[Op, ...]]:
@@ -39,13 +39,20 @@ def layers_of(program: Program) -> list[tuple[Op, ...]]:
     return [tuple(ops) for ops in found.values()]
 
 
-def pieces_of(program: Program, ops: Sequence[Op]) -> Iterator[tuple[tuple[Op, ...], Linear | Moe | None]]:
+def plain_products(program: Program, recipe: Recipe) -> frozenset[str]:
+    """Returns the weights of linear ops that stay as they are: routers, or all where only experts are quantized."""
+    if not recipe.takes_experts_only:
+        return program.routers
+    return frozenset(op.weight for op in program.ops if isinstance(op, Linear))
+
+
+def pieces_of(ops: Sequence[Op], plain: frozenset[str]) -> Iterator[tuple[tuple[Op, ...], Linear | Moe | None]]:
     """Yields runs of ops, each with the linear or MoE op after it that is to be quantized; None after the last
-    run.
+    run. Linear ops of the weights ``plain`` aren't.
     """
     piece: list[Op] = []
     for op in ops:
-        if isinstance(op, Moe) or (isinstance(op, Linear) and op.weight not in program.routers):
+        if isinstance(op, Moe) or (isinstance(op, Linear) and op.weight not in plain):
             yield tuple(piece), op
             piece = []
         piece.append(op)
@@ -53,16 +60,9 @@ def pieces_of(program: Program, ops: Sequence[Op]) -> Iterator[tuple[tuple[Op, .
 
 
 def require_known(program: Program) -> None:
-    """Raises ConfigError if the program has an op that can't be quantized layer by layer, or if a tensor holds all
-    experts of a layer.
-    """
+    """Raises ConfigError if the program has an op that can't be quantized layer by layer."""
     for op in program.ops[1:-1]:
         reads(op)
-    stacked = next((at for weight in program.weights for at in weight.sources if "[" in at), None)
-    if stacked is not None:
-        text = f"tensor {stacked.partition('[')[0]} holds all experts of a layer"
-        remedy = "serve the model with --quantization int8 or int4 instead"
-        raise ConfigError(f"{text}, and baton quantize takes them one by one; {remedy}", "model")
 
 
 class States:

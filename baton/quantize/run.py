@@ -11,19 +11,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import torch
 from torch import Tensor
 
 from baton.engine.program.ops import Embedding, Op
 from baton.engine.program.program import Program
+from baton.engine.program.stacked import own_source
 from baton.process.heap import return_freed_memory
 from baton.protos.errors import ConfigError
-from baton.quantize.formats import format_of
+from baton.quantize.formats import format_of, mxfp4
 from baton.quantize.kv_scales import kv_product, kv_scales, require_plain_kv
 from baton.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer, quantized_names
-from baton.quantize.layers import States, embed, layers_of
+from baton.quantize.layers import States, embed, layers_of, plain_products
 from baton.quantize.output import OutputFolder
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.registers import live, weights_of
-from baton.quantize.schemes import Recipe, scheme_of
+from baton.quantize.schemes import FORMATS, Recipe, scheme_of
 from baton.quantize.source import Source
 from baton.quantize.tensor_file import PiecewiseTensor, whole
 
@@ -42,7 +45,7 @@ def quantize(
     layers = layers_of(source.program)
     if recipe.kv_cache_dtype:
         require_plain_kv(source.program, layers)
-    require_divisible(source, recipe)
+    require_fitting(source, recipe)
     output = OutputFolder(folder, len(layers) + 1)
     output.begin(_asked(source, recipe, samples))
     work = _Work(source, recipe, samples, output, layers)
@@ -53,14 +56,19 @@ def quantize(
         source.release()
         return_freed_memory()
     told(len(layers), len(layers))
-    config = source.config.fields | {"quantization_config": format_of(recipe).settings(recipe, _ignored(source))}
+    config = source.config.fields | {
+        "quantization_config": format_of(recipe).settings(recipe, _ignored(source, recipe))
+    }
     output.end(source.directory, config)
 
 
-def require_divisible(source: Source, recipe: Recipe) -> None:
-    """Raises ConfigError naming the first tensor whose inputs or rows the format can't divide into groups."""
+def require_fitting(source: Source, recipe: Recipe) -> None:
+    """Raises ConfigError if the format can't hold the model: naming the first tensor whose inputs or rows it can't
+    divide into groups, or saying that the format is another model's.
+    """
+    _require_stacked_experts(source, recipe)
     group = scheme_of(recipe).group
-    for name in _products(source.program):
+    for name in _products(source.program, recipe):
         weight = source.weights[name]
         for at, (n, k) in zip(weight.sources, weight.shapes, strict=True):
             if k % (group or 32):
@@ -72,19 +80,30 @@ def require_divisible(source: Source, recipe: Recipe) -> None:
                 raise ConfigError(f"tensor {at} has {n} rows; {recipe.format} packs {PACKED} together", "model")
 
 
-def _products(program: Program) -> list[str]:
-    return [name for ops in layers_of(program) for name in quantized_names(program, ops)]
+def _require_stacked_experts(source: Source, recipe: Recipe) -> None:
+    """Raises ConfigError if the format takes experts only, and the model's aren't stored as gpt-oss's are."""
+    if not recipe.takes_experts_only:
+        return
+    sources = [at for name in _products(source.program, recipe) for at in source.weights[name].sources]
+    if not sources or not all(map(mxfp4.is_gpt_oss, sources)):
+        text = f"--format {recipe.format} holds gpt-oss's experts, and this model has none"
+        raise ConfigError(f"{text}; use --format {FORMATS[recipe.method][0]}", "format")
 
 
-def _ignored(source: Source) -> list[str]:
+def _products(program: Program, recipe: Recipe) -> list[str]:
+    plain = plain_products(program, recipe)
+    return [name for ops in layers_of(program) for name in quantized_names(ops, plain)]
+
+
+def _ignored(source: Source, recipe: Recipe) -> list[str]:
     """Returns the modules in layers whose matrices stay as they are: routers, and those of no linear layer."""
-    quantized = set(_products(source.program))
+    quantized = set(_products(source.program, recipe))
     inside = {name for ops in layers_of(source.program) for name in weights_of(ops)} - quantized
     names = [
         at
         for weight in source.program.weights
         if weight.name in inside
-        for at, shape in zip(weight.sources, weight.shapes, strict=True)
+        for at, shape in zip(weight.sources, weight.shapes, strict=False)  # a constant has a shape alone
         if len(shape) == 2 and at.endswith(".weight")
     ]
     return sorted(name.removesuffix(".weight") for name in names)
@@ -142,7 +161,10 @@ class _Work:
         dtypes = {name: self._source.dtype(name) for name in names}
         weights = self._source.wide(names)
         self._source.release()
-        rounder = LayerQuantizer(self._source.program, ops, weights, self._source.weights, self._scheme, dtypes)
+        plain = plain_products(self._source.program, self._recipe)
+        rounder = LayerQuantizer(
+            self._source.program, ops, weights, self._source.weights, self._scheme, dtypes, plain
+        )
         del weights
         found, states = self._over_text(layer, rounder) if self._needs_text else (rounder.quantize_alone(), None)
         self._output.write(layer + 1, self._tensors(found, names) | self._kv_scales(found, ops))
@@ -168,11 +190,19 @@ class _Work:
                 changed = found.plain.get(name)
                 tensors |= self._source.copied(name) if changed is None else self._plain(name, changed)
                 continue
-            dtype, form = self._source.dtype(name), format_of(self._recipe)
-            for at, rounded in zip(self._source.weights[name].sources, found.rounded[name], strict=True):
-                base = at.removesuffix("weight")
-                tensors |= {base + part: whole(tensor) for part, tensor in form.tensors(rounded, dtype).items()}
+            parts = dict(zip(self._source.weights[name].sources, found.rounded[name], strict=True))
+            tensors |= {at: whole(tensor) for at, tensor in self._written(parts, self._source.dtype(name)).items()}
         return tensors
+
+    def _written(self, parts: dict[str, QuantizedWeight], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Returns the tensors of a weight whose sources are ``parts``, by their names in the files."""
+        if self._recipe.takes_experts_only:
+            return mxfp4.expert_tensors(parts)
+        form, found = format_of(self._recipe), dict[str, Tensor]()
+        for at, rounded in parts.items():
+            base = (own_source(at) or at).removesuffix("weight")
+            found |= {base + part: tensor for part, tensor in form.tensors(rounded, dtype).items()}
+        return found
 
     def _kv_scales(self, found: QuantizedLayer, ops: Sequence[Op]) -> dict[str, PiecewiseTensor]:
         product = kv_product(ops)

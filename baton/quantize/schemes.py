@@ -29,7 +29,7 @@ FORMATS = {
     "smoothquant": ("compressed-tensors",),
     "nf4": ("bitsandbytes",),
     "fp8": ("compressed-tensors",),
-    "mxfp4": ("compressed-tensors",),
+    "mxfp4": ("compressed-tensors", "mxfp4"),
 }
 INTEGERS = ("rtn", "gptq", "awq")
 
@@ -45,6 +45,11 @@ class Recipe(msgspec.Struct, frozen=True):
     regroup: bool = False  # whether GPTQ's groups follow that order (desc_act)
     format: str = ""  # "" for the method's first
     kv_cache_dtype: str = ""  # "fp8": the checkpoint has scales for such KV, and asks for it
+
+    @property
+    def takes_experts_only(self) -> bool:
+        """Returns whether everything but experts stays as it is, as gpt-oss's own format has it."""
+        return self.format == "mxfp4"
 
     def checked(self) -> Recipe:
         """Returns the recipe with its format filled in. Raises ConfigError naming the flag that is wrong."""

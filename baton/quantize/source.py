@@ -18,6 +18,7 @@ from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Weight
+from baton.engine.program.stacked import own_source, part_of
 from baton.protos.errors import ConfigError
 from baton.quantize.layers import require_known
 from baton.quantize.tensor_file import PiecewiseTensor
@@ -52,14 +53,22 @@ class Source:
 
     def copied(self, name: str) -> dict[str, PiecewiseTensor]:
         """Returns the tensors of weight ``name`` as in the files, by name, in pieces that are read when they are
-        asked for and unmapped before the next.
+        asked for and unmapped before the next. Of a tensor that holds all experts' parts it is the whole.
         """
-        weight = self.weights[name]
-        stored = zip(weight.sources, weight.shapes, self.stored(name), strict=False)  # a constant has a shape alone
+        weight, stored = self.weights[name], dict[str, Tensor]()
+        for source, shape in zip(weight.sources, weight.shapes, strict=False):  # a constant has a shape alone
+            at, whole = self._file_name(source)
+            stored[at] = self._files.tensor(at, None if whole else shape)
         return {
-            at: PiecewiseTensor(part.dtype, shape, self._pieces(at, shape, part.dtype.itemsize))
-            for at, shape, part in stored
+            at: PiecewiseTensor(part.dtype, tuple(part.shape), self._pieces(at, tuple(part.shape), part.dtype))
+            for at, part in stored.items()
         }
+
+    def _file_name(self, source: str) -> tuple[str, bool]:
+        """Returns the name of the tensor that has ``source``, and whether it has other experts' parts too."""
+        tensor, part = part_of(source)
+        own = None if part is None or tensor in self._files.names() else own_source(source)
+        return own or tensor, part is not None and own is None
 
     def rows(self, name: str, ids: Sequence[int]) -> Tensor:
         """Returns rows ``ids`` of weight ``name``, which has one tensor, in float32."""
@@ -71,8 +80,8 @@ class Source:
         """Unmaps the files; tensors of ``stored`` that somebody holds keep their file mapped."""
         self._files.release()
 
-    def _pieces(self, at: str, shape: tuple[int, ...], item: int) -> Iterator[Tensor]:
-        step = max(1, PIECE_BYTES * shape[0] // (item * math.prod(shape)))
+    def _pieces(self, at: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
+        step = max(1, PIECE_BYTES * shape[0] // (dtype.itemsize * math.prod(shape)))
         for first in range(0, shape[0], step):
             yield self._files.rows(at, shape, first, min(first + step, shape[0]))
             self.release()

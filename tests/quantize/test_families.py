@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import GptOssForCausalLM
+from transformers.utils.quantization_config import Mxfp4Config
 
 from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter
@@ -25,19 +29,20 @@ from baton.quantize.run import quantize
 from baton.quantize.schemes import Recipe
 from baton.quantize.source import Source
 from tests.conformance.checkpoints import BASE, make
+from tests.conformance.encoders import make_encoder
 from tests.conformance.kinds import KINDS
 from tests.conformance.small_kinds import SMALL, SMALL_BASE
-from tests.kernels.thorough import first_now
+from tests.kernels.thorough import first_now, later
 from tests.quantize.test_run import Moved, loaded
 
-SIZES = {  # that groups of 32 and packs of 8 divide
+SIZES = {  # that blocks of 64 and packs of 8 divide
     "hidden_size": 128,
     "intermediate_size": 256,
     "head_dim": 32,
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
     "intermediate_size_mlp": 128,
-    "q_lora_rank": 32,
+    "q_lora_rank": 64,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 32,
@@ -50,19 +55,30 @@ SIZES = {  # that groups of 32 and packs of 8 divide
     "mamba_num_heads": 8,
     "ssm_state_size": 32,
     "mamba_d_state": 32,
-    "mamba_dt_rank": 32,
+    "mamba_dt_rank": 64,
     "shared_intermediate_size": 64,
 }
-STACKED = ("gpt_oss", "granite_hybrid", "llama4")  # tensors that hold all experts of a layer
-OTHERS = ("llama3", "gemma2", "olmo2", "bamba", "phimoe")  # whose sizes depend on one another
-FIRST = ("deepseek_v3", "qwen3_next", "gemma3", "jamba")
-FAMILIES = sorted({*KINDS, *SMALL} - {*STACKED, *OTHERS}, key=lambda kind: (kind not in FIRST, kind))
+STACKED = ("gpt_oss", "granite_hybrid", "llama4")  # whose tensors hold all experts of a layer
+HEADS = {  # of those whose sizes depend on one another
+    **{
+        kind: {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+        for kind in ("llama3", "gemma2", "olmo2", "bamba")
+    },
+    "mistral": {"head_dim": 64},
+    "phimoe": {"num_attention_heads": 8},
+}
+FIRST = ("deepseek_v3", "qwen3_next", "gemma3", "jamba", *STACKED)
+FAMILIES = sorted({*KINDS, *SMALL}, key=lambda kind: (kind not in FIRST, kind))
+METHODS = {  # and how far a weight may be off, as a share of its largest; some move factors to other weights
+    "rtn": 0.09, "gptq": 0.8, "awq": 4.0, "smoothquant": 4.0, "nf4": 0.2, "fp8": 0.04, "mxfp4": 0.3,
+}  # fmt: skip
 MOVED = ("starcoder2", "gemma3", "cohere2", "olmo3", "glm4", "qwen3_next", "deepseek_v3", "jamba")
 
 
 def checkpoint(folder: Path, kind: str) -> Path:
     fields = BASE | KINDS[kind] if kind in KINDS else SMALL_BASE | SMALL[kind]
-    return make(folder, kind, **{name: size for name, size in SIZES.items() if fields.get(name) is not None})
+    sizes: dict[str, Any] = {name: size for name, size in SIZES.items() if fields.get(name) is not None}
+    return make(folder, kind, **sizes | HEADS.get(kind, {}))
 
 
 def logits(folder: Path, weights: dict[str, Tensor], ids: list[int]) -> Tensor:
@@ -84,7 +100,7 @@ def test_weights_are_read_as_they_were_written_and_others_stay(kind: str, tmp_pa
     source = Source(str(checkpoint(tmp_path / "plain", kind)))
     quantize(source, Recipe("rtn", bits=8, group=32).checked(), (), tmp_path / "out")
     found, plain = loaded(tmp_path / "out"), source.wide(source.weights)
-    rounded = {name for ops in layers_of(source.program) for name in quantized_names(source.program, ops)}
+    rounded = {name for ops in layers_of(source.program) for name in quantized_names(ops, source.program.routers)}
     assert rounded
     for name, weight in plain.items():
         if name in rounded:
@@ -109,7 +125,50 @@ def test_factors_moved_into_any_norm_leave_the_answers_alone(
     assert errors[1] < 4 * errors[0] + 1e-3, "factors that were moved changed the answers"
 
 
-@pytest.mark.parametrize("kind", STACKED)
-def test_a_tensor_that_holds_all_experts_is_refused_by_name(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tensor model\.layers\.\d\S+ holds all experts of a layer"):
-        Source(str(make(tmp_path, kind)))
+@pytest.mark.parametrize(
+    ("kind", "methods"),
+    first_now(
+        [*zip(STACKED, [["gptq"], ["nf4"], ["mxfp4"]], strict=True), *((kind, METHODS) for kind in FAMILIES)],
+        len(STACKED),
+    ),
+)
+def test_every_method_takes_every_family(kind: str, methods: Iterable[str], tmp_path: Path) -> None:
+    source = Source(str(checkpoint(tmp_path / "plain", kind)))
+    samples, plain = torch.randint(3, 300, (4, 32)).tolist(), source.wide(source.weights)
+    names = {name for ops in layers_of(source.program) for name in quantized_names(ops, source.program.routers)}
+    for method in methods:
+        out = tmp_path / method
+        quantize(source, Recipe(method, group=32, symmetric=method != "awq").checked(), samples, out)
+        found = loaded(out)
+        for name in names:
+            off = float((found[name] - plain[name]).abs().max() / plain[name].abs().max())
+            assert 0 < off < METHODS[method], (method, name)
+        assert bool(logits(out, found, samples[0]).isfinite().all()), method
+
+
+def test_gpt_oss_in_its_own_format_has_the_answers_that_transformers_gives(tmp_path: Path) -> None:
+    folder, out = checkpoint(tmp_path / "plain", "gpt_oss"), tmp_path / "out"
+    source, ids = Source(str(folder)), torch.randint(3, 300, (33,)).tolist()
+    quantize(source, Recipe("mxfp4", format="mxfp4").checked(), (), out)
+    found, plain = loaded(out), source.wide(source.weights)
+    changed = {name for name in plain if not torch.allclose(found[name], plain[name], rtol=0.004)}  # bf16's
+    assert changed == {f"{at}.experts_{part}" for at in range(3) for part in ("gate_up", "down")}
+    theirs = GptOssForCausalLM.from_pretrained(
+        out, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.float32
+    )
+    with torch.inference_mode():
+        exact = theirs.eval()(torch.tensor([ids])).logits[0, : len(ids) - 1]
+    own = logits(out, plain | {name: found[name] for name in changed}, ids)
+    assert torch.allclose(own, exact, atol=1e-3 * float(exact.abs().max()))
+
+
+def test_gpt_osss_format_is_refused_for_another_model(tmp_path: Path) -> None:
+    source = Source(str(checkpoint(tmp_path / "plain", "llama4")))
+    with pytest.raises(ConfigError, match="--format mxfp4 holds gpt-oss's experts, and this model has none"):
+        quantize(source, Recipe("mxfp4", format="mxfp4").checked(), (), tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["bert", later("modernbert")])
+def test_an_encoder_is_refused_by_the_name_of_an_op(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="baton quantize takes decoders"):
+        Source(str(make_encoder(tmp_path, kind)))

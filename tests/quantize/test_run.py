@@ -240,4 +240,4 @@ def test_a_recipe_that_cannot_be_is_refused_by_its_flag(recipe: Recipe, said: st
 
 def test_groups_that_do_not_divide_are_refused_by_the_tensor(source: Source) -> None:
     with pytest.raises(ConfigError, match=r"tensor model.layers.0.self_attn.q_proj.weight has 128 inputs.* 96"):
-        running.require_divisible(source, Recipe("rtn", group=96).checked())
+        running.require_fitting(source, Recipe("rtn", group=96).checked())

@@ -75,7 +75,9 @@ class FormOptions:
     kv_cache_dtype: Annotated[
         str, typer.Option(help="fp8: write scales for such KV, found over the text (compressed-tensors)")
     ] = ""
-    format: Annotated[str, typer.Option(help="gptq, awq or compressed-tensors, where the method has a choice")] = ""
+    format: Annotated[
+        str, typer.Option(help="gptq, awq, compressed-tensors or mxfp4, where the method has a choice")
+    ] = ""
 
 
 @with_groups
@@ -114,10 +116,10 @@ def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, o
     from baton.quantize.calibration import FEW
     from baton.quantize.kv_scales import require_plain_kv
     from baton.quantize.layers import layers_of
-    from baton.quantize.run import quantize, require_divisible
+    from baton.quantize.run import quantize, require_fitting
 
     console = Console(stderr=True, highlight=False)
-    require_divisible(source, recipe)
+    require_fitting(source, recipe)
     if recipe.kv_cache_dtype:
         require_plain_kv(source.program, layers_of(source.program))  # before a text is written or read
     text = _text(source, recipe, calibration)

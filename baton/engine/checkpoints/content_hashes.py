@@ -2,10 +2,11 @@
 
 Knows nothing of what the bytes mean: it is asked for named ranges of a file. A range's hash is xxh3-128 over its
 pieces' xxh3-128, so that cores share one range. Bytes are read into buffers, not mapped: hashing a file doesn't add
-to this process's memory. The cache holds one small JSON per file. What it says counts only while the file's device,
+to this process's memory. The cache holds one small JSON per file. What it says counts only while the file's volume,
 inode, size and times of change are those that were hashed; the system sets the time of a file's last change itself,
-so no program can put other bytes there and keep it. A file that changed within ``SETTLED_S`` before it was read is
-hashed again at the next start, because two changes within a clock's tick look like one.
+so no program can put other bytes there and keep it. A volume is known by the file system's own identity, which a
+remount keeps, not by the device's number, which may be another after it. A file that changed within ``SETTLED_S``
+before it was read is hashed again at the next start, because two changes within a clock's tick look like one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Span = tuple[int, int]  # of a file: offset of the first byte, number of bytes
 class FileIdentity(msgspec.Struct, frozen=True):
     """Tells a file's content from any other that it had or will have, without reading it."""
 
-    device: int
+    volume: int  # the file system's identity (f_fsid of statvfs(3)); 0 where it has none
     inode: int
     size: int  # bytes
     modified_ns: int
@@ -112,8 +113,8 @@ def _read(record: Path, path: Path, spans: Mapping[str, Span]) -> dict[str, str]
 
 def identity(path: Path) -> FileIdentity:
     """Returns the identity of what is at ``path`` now. Raises OSError."""
-    found = path.stat()
-    return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    found, volume = path.stat(), os.statvfs(path).f_fsid
+    return FileIdentity(volume, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _hashed(path: Path, spans: Mapping[str, Span]) -> tuple[dict[str, str], FileIdentity]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from baton.engine.checkpoints.content_hashes import content_hashes, identity
 from baton.engine.program.program import Weight
 from baton.engine.program.rank_program import Rows
-from baton.engine.program.stacked import part_of, stacked_source
+from baton.engine.program.stacked import own_source, part_of, stacked_source
 from baton.protos.errors import CheckpointError
 from baton.protos.json import Json
 
@@ -203,8 +203,10 @@ class Checkpoint:
         """Returns a tensor's source in these files: the expert's own tensor, or its part of one that holds all
         experts.
         """
-        other = None if name in self._files else stacked_source(name)
-        return name if other is None or part_of(other)[0] not in self._files else other
+        if part_of(name)[0] in self._files:
+            return name
+        others = (other for other in (stacked_source(name), own_source(name)) if other is not None)
+        return next((other for other in others if part_of(other)[0] in self._files), name)
 
     def _read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         name, part = part_of(self._stored(name))

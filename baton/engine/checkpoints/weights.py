@@ -27,6 +27,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, LmHead
 from baton.engine.program.program import Program, Weight
 from baton.engine.program.rank_program import RankProgram, Rows
+from baton.engine.program.stacked import own_source
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint
 from baton.kernels.linear.integers import Part, packed_of, regrouped, values_of
@@ -297,7 +298,7 @@ class _Maker:
         return [self._read(name, shape) for name, shape in zip(weight.sources, weight.shapes, strict=True)]
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor | Part:
-        found = None if self._reader is None else self._reader.read(name, shape)
+        name, found = self._quantized(name, shape)
         if found is None:
             plain = self._checkpoint.tensor(name, shape)
             if self._reader is not None and plain.dtype == torch.float8_e4m3fn:
@@ -308,6 +309,17 @@ class _Maker:
         if size != shape:
             raise CheckpointError(f"tensor {name} has shape {size}, config.json asks for {shape}", "model")
         return found
+
+    def _quantized(self, name: str, shape: tuple[int, ...]) -> tuple[str, Tensor | Part | None]:
+        """Returns the quantized weight ``name``, None if it isn't quantized, and the name that it was found by: an
+        expert's own, where the program names a part of all experts' tensor and each expert has tensors of its own.
+        """
+        if self._reader is None:
+            return name, None
+        found, own = self._reader.read(name, shape), own_source(name)
+        if found is None and own is not None and (alone := self._reader.read(own, shape)) is not None:
+            return own, alone
+        return name, found
 
     def _require_finite(self, name: str, found: Tensor | Part) -> None:
         """Raises CheckpointError if a scale or a zero point of a quantized weight is NaN or infinite."""

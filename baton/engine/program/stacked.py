@@ -17,9 +17,16 @@ from baton.protos.errors import CheckpointError
 
 PART = re.compile(r"^(?P<tensor>.+)\[(?P<expert>\d+)(?:,(?P<half>even|odd|first|last))?(?P<rows>,rows)?\]")
 
-
 EXPERT = re.compile(r"^(?P<at>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 TENSORS = {"gate": ("gate_up_proj", ",first"), "up": ("gate_up_proj", ",last"), "down": ("down_proj", "")}
+
+# Tensors of all experts: gpt-oss' and Llama 4's, whose module is named ``experts``, and Granite's.
+STACKED = re.compile(
+    r"^(?P<at>.+?)(?:\.experts)?\.(?P<part>gate_up_proj|down_proj|input_linear\.weight|output_linear\.weight)"
+    r"(?P<bias>_bias)?"
+)
+DOWN = ("down_proj", "output_linear.weight")
+UP_HALVES = ("odd", "last")
 
 
 def stacked_source(name: str) -> str | None:
@@ -31,6 +38,20 @@ def stacked_source(name: str) -> str | None:
         return None
     tensor, half = TENSORS[found["part"]]
     return f"{found['at']}.{tensor}[{found['expert']}{half},rows]"
+
+
+def own_source(source: str) -> str | None:
+    """Returns the name of an expert's matrix or bias in a file that gives each expert tensors of its own; None if
+    ``source`` is no part of a tensor that holds all experts.
+
+    These are the names that llm-compressor writes: ``….experts.3.gate_proj.weight``.
+    """
+    tensor, part = part_of(source)
+    found = None if part is None else STACKED.fullmatch(tensor)
+    if part is None or found is None:
+        return None
+    kind = "down" if found["part"] in DOWN else "up" if part.half in UP_HALVES else "gate"
+    return f"{found['at']}.experts.{part.expert}.{kind}_proj.{'bias' if found['bias'] else 'weight'}"
 
 
 class ExpertPart(NamedTuple):

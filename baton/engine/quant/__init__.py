@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
+from baton.engine.program.stacked import ExpertPart
 from baton.kernels.linear.integers import Part
 from baton.protos.errors import CheckpointError, ConfigError
 
@@ -45,6 +46,29 @@ class Reader(Protocol):
         """Returns the quantized weight ``name`` of ``shape`` (n outputs, k inputs); None if it is stored as a plain
         tensor. Raises CheckpointError.
         """
+
+
+class ExpertTensors:
+    """Gives access to one expert's ``part`` of tensors that hold all experts; implements ``Tensors``."""
+
+    def __init__(self, tensors: Tensors, part: ExpertPart) -> None:
+        self._tensors, self._part = tensors, part
+
+    def names(self) -> Iterable[str]:
+        """Returns the names of all tensors, which are those of all experts."""
+        return self._tensors.names()
+
+    def tensor(self, name: str) -> Tensor:
+        """Returns the expert's part of a tensor: of matrices its outputs, of numbers per expert its own one."""
+        found = self._tensors.tensor(name)
+        if found.dim() == 3:
+            error = self.error(name, f"has shape {tuple(found.shape)}, not one of all experts'")
+            return self._part.of(found, error).contiguous()
+        return found[self._part.expert].reshape(1) if found.dim() == 1 and len(found) > self._part.expert else found
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Returns an error about tensor ``name`` that also names its file."""
+        return self._tensors.error(name, problem)
 
 
 def packed_words(tensors: Tensors, name: str) -> Tensor:

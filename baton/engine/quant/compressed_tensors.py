@@ -8,20 +8,23 @@ Knows nothing of models. Per linear layer one of
     weight_packed uint8 (n, k / 2), E2M1 by weight_scale: uint8 powers of two per 32 inputs (MXFP4), or
     float8_e4m3fn per 16, over weight_global_scale (NVFP4)
 
-Each layer's tensors determine how it is read, so that layers may differ. Activations are rounded per token at run
+Each layer's tensors determine how it is read, so that layers may differ. Tensors of all experts
+(``program/stacked.py``) have one dimension more, and so have their scales. Activations are rounded per token at run
 time; those multiplied by fp8 weights to bfloat16, or as ``input_activations`` says if ``worker.activations`` asks
 for e4m3.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Set
 
 import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.quant import LEAST_GROUP, Reader, Tensors, declared_group, packed_words
+from baton.engine.program.stacked import part_of
+from baton.engine.quant import LEAST_GROUP, ExpertTensors, Reader, Tensors, declared_group, packed_words
 from baton.engine.quant.fp8 import rows_scale, scaled
 from baton.engine.quant.gptq import unpack
 from baton.kernels.linear.codes import Codes, e2m1, nibbles
@@ -102,8 +105,16 @@ class CompressedReader:
         """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
         its tensors don't fit.
         """
+        name, part = part_of(name)
         if f"{name}_scale" not in self._names:
             return None
+        own = self
+        if part is not None:
+            own = copy.copy(self)
+            own._tensors = ExpertTensors(self._tensors, part)
+        return own._stored(name, shape)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Integers | ScaledFloats | Codes:
         if f"{name}_packed" in self._names:
             packed = self._tensors.tensor(f"{name}_packed")
             return (

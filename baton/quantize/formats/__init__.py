@@ -1,6 +1,7 @@
 """Checkpoint formats, one module each: ``settings`` for config.json, and ``tensors`` of a quantized linear layer.
 
-Knows nothing of how weights were rounded. A module is named after its ``quant_method``.
+Knows nothing of how weights were rounded. A module is named after its ``quant_method``. ``mxfp4`` takes all experts
+of a layer at once.
 """
 
 from __future__ import annotations

@@ -61,12 +61,16 @@ def tensors(rounded: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
     8-bit integers with float32 scales become int8 weights for W8A8, other integers packed words.
     """
     if rounded.codebook is not None and rounded.bits == 4:
-        exponents = torch.log2(rounded.scales).round().int() + BIAS
-        return {"weight_packed": nibbles(rounded.q, False), "weight_scale": exponents.to(torch.uint8)}
+        return {"weight_packed": nibbles(rounded.q, False), "weight_scale": exponents(rounded.scales)}
     if rounded.codebook is not None:
         assert float(rounded.codebook.max()) == E4M3_TOP
         return {"weight": rounded.q.to(torch.uint8).view(torch.float8_e4m3fn), "weight_scale": rounded.scales}
     return _packed(rounded) if rounded.bits == 4 or not rounded.wide else _bytes(rounded)
+
+
+def exponents(scales: Tensor) -> Tensor:
+    """Returns powers of two as E8M0 exponents, uint8."""
+    return (torch.log2(scales).round().int() + BIAS).to(torch.uint8)
 
 
 def _packed(rounded: QuantizedWeight) -> dict[str, Tensor]:

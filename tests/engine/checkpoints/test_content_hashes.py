@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -130,6 +131,23 @@ def test_a_file_that_is_as_it_was_is_not_read_again(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = content_hashes(file, SPANS, str(tmp_path))
+    monkeypatch.setattr(own, "_hashed", unread)
+    assert content_hashes(file, SPANS, str(tmp_path)) == first
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_is_not_read_again_once_its_volume_was_mounted_anew(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device's number may be another after that; nothing else of the file is."""
+    first = content_hashes(file, SPANS, str(tmp_path))
+    stat = Path.stat
+
+    def elsewhere(path: Path, **more: bool) -> os.stat_result:
+        fields, named = cast(tuple[tuple[int, ...], dict[str, int]], stat(path, **more).__reduce__()[1])
+        return os.stat_result((*fields[:2], fields[2] + 1, *fields[3:]), named)
+
+    monkeypatch.setattr(Path, "stat", elsewhere)
     monkeypatch.setattr(own, "_hashed", unread)
     assert content_hashes(file, SPANS, str(tmp_path)) == first
 
