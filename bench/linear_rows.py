@@ -4,7 +4,7 @@ Each weight form multiplies the matrices of a decode step, as often as there are
 memory. Rounds take all forms and numbers of rows in turn; ratios are within a round, medians over rounds. Knows
 nothing of attention or of engines.
 
-    python -m bench.linear_rows [--size 150M] [--forms int8,bf16] [--rows 1,2,3,4,5,6,7,8] [--rounds 15]
+    python -m bench.linear_rows [--size 150M] [--forms int8,bf16 | every] [--rows 1,2,3,4,5,6,7,8] [--rounds 15]
     python -m bench.linear_rows --against OTHER.so     (what ``baton.kernels.abi.build`` made of another checkout)
 
 ``--cpu`` computes on one thread and counts its CPU time: for a machine with other work, where no core is ours.
@@ -15,19 +15,24 @@ from __future__ import annotations
 import argparse
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from baton.bench.engine.memory import MemoryRead
 from baton.bench.engine.models import SIZES
 from baton.bench.rows import median, paired
 from baton.kernels.abi import native
 from baton.kernels.linear import packed
+from baton.kernels.linear.codes import E2M1_TWICE, Codes
 from baton.kernels.linear.cpu import ARGUMENTS, prepared
+from baton.kernels.linear.integers import Integers, Part, ScaledFloats, packed_of
 from baton.kernels.linear.packed import PackedWeight
+from baton.quantize.grids import NF4
 
 LAYERS = 6  # of a model: more than the caches hold
 GROUP = 128
@@ -36,20 +41,70 @@ Pack = Callable[[torch.Tensor], PackedWeight]
 Calls = list[Callable[[], None]]
 
 
-def _e4m3(weight: torch.Tensor) -> PackedWeight:
-    scale = weight.abs().amax(1) / 448
-    return packed.pack_e4m3((weight / scale[:, None]).to(torch.float8_e4m3fn), scale, packed.E4M3_A16)
+def _packed(part: Part) -> PackedWeight:
+    found = packed_of([part])
+    assert found is not None
+    return found
 
 
-FORMS: dict[str, Pack] = {
+def _integers(bits: int, group: int, mins: bool = False, **more: Any) -> Pack:
+    """Integers with scales as checkpoints have them, any float16 numbers; speed doesn't depend on them."""
+
+    def pack(weight: torch.Tensor) -> PackedWeight:
+        n, k = weight.shape
+        q = torch.randint(-(1 << (bits - 1)), 1 << (bits - 1), (n, k), dtype=torch.int8)
+        scales = torch.rand(n, -(-k // group) if group else 1).mul_(1e-3).add_(1e-4)
+        return _packed(Integers(q, bits, group, scales, 7.3 * scales if mins else None, **more))
+
+    return pack
+
+
+def _codes(table: Sequence[float], group: int) -> Pack:
+    def pack(weight: torch.Tensor) -> PackedWeight:
+        n, k = weight.shape
+        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+        return _packed(Codes(codes, torch.tensor(table, dtype=torch.float32), group, torch.rand(n, -(-k // group))))
+
+    return pack
+
+
+def _e4m3(group: int = 0, rows: float | None = None) -> Pack:
+    def pack(weight: torch.Tensor) -> PackedWeight:
+        narrow = (weight / weight.abs().amax(1, keepdim=True) * 448).to(torch.float8_e4m3fn)
+        scales = torch.rand(len(weight), -(-weight.shape[1] // group) if group else 1)
+        found = _packed(ScaledFloats(narrow, scales, group, rows))
+        return found if rows is None else found.with_published_rows()
+
+    return pack
+
+
+OWN: dict[str, Pack] = {
     "bf16": packed.pack_bf16,
     "int8": lambda w: packed.quantize(w, 8, 0),
+    "int8 g32": _integers(8, 32),  # Q8_0
+    "int8 g32 mins": _integers(8, 32, mins=True),  # Q5_1, Q5_K
+    "int8 g16": _integers(8, 16),  # Q6_K
+    "int8 g128": lambda w: packed.quantize(w, 8, GROUP),
+    "int8 outliers": _integers(8, 0, outliers=6.0),  # LLM.int8
     "int4": lambda w: packed.quantize(w, 4, GROUP),
-    "int8 weight-only": lambda w: packed.quantize(w, 8, 0).with_bf16_rows(),
-    "int8 g128 weight-only": lambda w: packed.quantize(w, 8, GROUP).with_bf16_rows(),
-    "int4 weight-only": lambda w: packed.quantize(w, 4, GROUP).with_bf16_rows(),
-    "e4m3 weight-only": _e4m3,
+    "int4 g32": lambda w: packed.quantize(w, 4, 32),
+    "int4 g128 stored": _integers(4, GROUP),  # GPTQ, AWQ, compressed-tensors
+    "int4 g128 mins": _integers(4, GROUP, mins=True),
+    "int4 g32 stored": _integers(4, 32),  # Q4_0
+    "int4 g32 mins": _integers(4, 32, mins=True),  # Q4_1, Q4_K
+    "nf4": _codes(NF4, 64),
+    "mxfp4": _codes(E2M1_TWICE, 32),
+    "nvfp4": _codes(E2M1_TWICE, 16),
+    "e4m3 rows": _e4m3(rows=0.0),
+    "e4m3 rows g128": _e4m3(GROUP, 0.0),
 }
+WEIGHT_ONLY: dict[str, Pack] = {
+    f"{form} weight-only": lambda weight, pack=pack: pack(weight).with_bf16_rows()  # type: ignore[misc]
+    for form, pack in OWN.items()
+    if form != "bf16" and not form.startswith("e4m3")
+}
+FORMS = {**OWN, **WEIGHT_ONLY, "e4m3 weight-only": _e4m3(), "e4m3 g128 weight-only": _e4m3(GROUP)}
+EVERY = "every"  # form of FORMS
 
 
 def shapes(size: str) -> list[tuple[int, int]]:
@@ -104,6 +159,7 @@ def main() -> None:
         library.baton_set_threads(ctypes.c_int32(1 if args.cpu else args.threads))
     clock = time.thread_time if args.cpu else time.perf_counter
     forms, counts = args.forms.split(","), [int(rows) for rows in args.rows.split(",")]
+    forms = list(FORMS) if forms == [EVERY] else forms
     made = {form: weights(args.size, FORMS[form]) for form in {*forms, "bf16"}}
     timed = {
         (form, rows, at): calls(library, made[form], rows)
@@ -112,18 +168,23 @@ def main() -> None:
         for at, library in enumerate(libraries)
     }
     took: dict[tuple[str, int, int], list[float]] = {key: [] for key in timed}
+    reads: dict[tuple[str, int, int], list[float]] = {key: [] for key in timed}  # seconds per byte of memory
+    memory = MemoryRead()
     for _ in range(args.rounds + 1):
         for key, all_calls in timed.items():
             took[key].append(seconds(all_calls, clock))
-    took = {key: found[1:] for key, found in took.items()}
-    shown = Table("form", "rows", "ms", "GB/s", f"x of {counts[0]} rows", "x of bf16", "x of the other", box=None)
+            reads[key].append(1 / memory.rate() if key[1] == 1 and not args.cpu else 0.0)
+    took, reads = ({key: found[1:] for key, found in each.items()} for each in (took, reads))
+    columns = "form", "rows", "ms", "GB/s", "of memory", f"x of {counts[0]} rows", "x of bf16", "x of the other"
+    shown = Table(*columns, box=None)
     for form in forms:
         size = sum(weight.nbytes for weight in made[form])
         for rows in counts:
             mine = took[form, rows, 0]
+            floor = f"{size * paired(reads[form, rows, 0], mine):.2f}" if any(reads[form, rows, 0]) else ""
             beside = f"{paired(mine, took[form, rows, 1]):.3f}" if len(libraries) > 1 else ""
             shown.add_row(
-                *(form, str(rows), f"{median(mine) * 1e3:.2f}", f"{size / median(mine) / 1e9:.1f}"),
+                *(form, str(rows), f"{median(mine) * 1e3:.2f}", f"{size / median(mine) / 1e9:.1f}", floor),
                 f"{paired(mine, took[form, counts[0], 0]):.2f}",
                 f"{paired(mine, took['bf16', rows, 0]):.2f}",
                 beside,
