@@ -197,8 +197,8 @@ class RoleRuntime:
     def _shipped(self, report: HandoffReport) -> None:
         self._report.transfers.completed(self.transport.peer(report.address), report)
 
-    def _not_shipped(self, address: str, error: BatonError) -> None:
-        self._report.transfers.failed(self.transport.peer(address), error)
+    def _not_shipped(self, address: str, error: BatonError, began: float) -> None:
+        self._report.transfers.failed(self.transport.peer(address), error, began)
 
     def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
         send, warmer = self._engine.channel.send, self.blocks.warmer

@@ -2,7 +2,7 @@
 one node.
 
 Knows nothing of engines. A Redis that is away stops nobody: the slot is taken when it is back, and who finds it
-taken by another then leaves.
+taken by another then leaves. Only a holder that Redis told of is waited for, until its lease has run out.
 """
 
 from __future__ import annotations
@@ -77,19 +77,23 @@ class SlotGuard:
             await self._redis.aclose()
 
     async def _taken(self) -> bool:
-        told = False
+        """Waits for the slot and returns True; False if ``stop`` was set first."""
+        clock, held, away_since = asyncio.get_running_loop().time, False, float("inf")
         while not self._stop.is_set():
             try:
                 holder = await self._lease.take()
             except (RedisError, OSError) as error:
-                log.warning("Redis is away (%s): slot %s is held on this node alone", error, self._spec.slot)
-                return True
-            if not holder:
-                return True
-            if not told:
-                log.warning("slot %s is served from %s; waiting until it is not", self._spec.slot, holder)
-                self._waits(holder.partition(" ")[0])
-                told = True
+                away_since = min(away_since, clock())
+                if not held or clock() - away_since >= self._own.lease_s:
+                    log.warning("Redis is away (%s): slot %s is held on this node alone", error, self._spec.slot)
+                    return True
+            else:
+                if not holder:
+                    return True
+                if not held:
+                    log.warning("slot %s is served from %s; waiting until it is not", self._spec.slot, holder)
+                    self._waits(holder.partition(" ")[0])
+                held, away_since = True, float("inf")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), self._own.beat_s)
         return False

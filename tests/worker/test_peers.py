@@ -10,7 +10,7 @@ from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import TransferFit
 from baton.kv.layout.page import layout_for
 from baton.prefill_worker.io.handoff import HandoffReport
-from baton.protos.errors import Cancelled, Draining, LayoutMismatch, WorkerLost
+from baton.protos.errors import BatonError, Cancelled, Draining, LayoutMismatch, WorkerLost
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.worker.figures.transfer import TransferFigures
@@ -36,6 +36,11 @@ class House:
     @property
     def obstacles(self) -> dict[str, str]:
         return {pair.peer: pair.why for pair in self.figures.pairs if pair.why}
+
+    def fail(self, error: BatonError, began: float | None = None) -> None:
+        """One handoff to decode-0 that failed now, a second after it began."""
+        self.now += 1.0
+        self.figures.failed("decode-0", error, self.now - 1.0 if began is None else began)
 
     def join(self, name: str, incarnation: str = "a", **changes: str) -> None:
         info = msgspec.structs.replace(
@@ -98,9 +103,9 @@ async def test_handoffs_that_fail_in_a_row_are_an_obstacle_until_one_arrives_or_
     house.join("decode-0")
     await house.peers.meet_all()
     for error in (Cancelled("the client left"), Draining("it leaves"), LayoutMismatch("other pages", "layout")) * 2:
-        house.figures.failed("decode-0", error)
+        house.fail(error)
     assert house.obstacles == {}, "two failures, and four that are nobody's fault"
-    house.figures.failed("decode-0", LayoutMismatch("other pages", "layout"))
+    house.fail(LayoutMismatch("other pages", "layout"))
     assert house.obstacles == {"decode-0": "other pages"}
     await house.peers.meet_all()
     assert house.obstacles, "that it can be reached doesn't say that it takes anything"
@@ -108,7 +113,18 @@ async def test_handoffs_that_fail_in_a_row_are_an_obstacle_until_one_arrives_or_
     await house.peers.meet_all()
     assert house.obstacles == {}
     for _ in range(3):
-        house.figures.failed("decode-0", WorkerLost("it hung up", "decode_address"))
+        house.fail(WorkerLost("it hung up", "decode_address"))
     assert house.obstacles == {"decode-0": "it hung up"}
     house.figures.completed("decode-0", HandoffReport(1, 1, 0.0, 0.0, "decode-0:1"))
     assert house.obstacles == {}
+
+
+async def test_handoffs_that_one_lost_connection_ends_together_are_one_failure_in_a_row() -> None:
+    house = House()
+    for lost in range(1, 4):
+        began = house.now
+        for _ in range(8):
+            house.fail(WorkerLost("it hung up", "decode_address"), began)
+        assert bool(house.obstacles) == (lost == 3)
+    [pair] = house.figures.pairs
+    assert pair.failures == 24

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from baton.cluster.store.slot_lease import SlotLease
 from baton.launch.redis_server import RedisServer
 from baton.process.children import child_environment
 from baton.process.processes import kill_session
+from baton.worker.slot_guard import SlotGuard
 from baton.worker.slots import SlotRecord, WorkerSlot
 from baton.worker.spec import WorkerSpec, dump_spec
 
@@ -40,6 +42,33 @@ async def test_a_lease_is_one_holders_until_it_ends_or_its_own_place_takes_it_ov
     await redis.flushall()
     assert await other.keep(), "a Redis that forgot is told again"
     await redis.aclose()
+
+
+async def test_who_was_told_of_a_holder_waits_out_its_lease_when_redis_goes_away(own_server: RedisServer) -> None:
+    redis, told, loop = connect(own_server.url), asyncio.Event(), asyncio.get_running_loop()
+    await SlotLease(redis, "c", "decode-0", "dead", "node-1 /slots", 60).take()
+    spec = WorkerSpec.of(
+        "decode-0", "decode", "/slots", device="paced:zero", redis_url=own_server.url, lease_s=0.5, beat_s=0.01,
+        namespace="c",
+    )  # fmt: skip
+    guard = SlotGuard(spec, asyncio.Event(), lambda place: told.set())
+    entering = asyncio.create_task(guard.__aenter__())
+    await asyncio.wait_for(told.wait(), 30)
+    own_server.stop()
+    stopped = loop.time()
+    assert await asyncio.wait_for(entering, 30), "without Redis its lease can't be renewed either"
+    assert loop.time() - stopped >= 0.5 - 0.01
+    await guard.__aexit__(None, None, None)
+    await redis.aclose()
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A Redis that the test may stop."""
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
+        running = RedisServer(Path(folder)).start()
+        yield running
+        running.stop()
 
 
 class Hosts:

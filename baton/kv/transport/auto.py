@@ -116,6 +116,7 @@ class AutoTransport:
         self._asked: dict[str, asyncio.Future[WorkerInfo]] = {}  # what each says of itself, before it is measured
         self._routes: dict[str, asyncio.Future[PairRoute]] = {}
         self._again: dict[str, _Again] = {}
+        self._described: dict[str, WorkerInfo] = {}  # by address; kept when a route is lost, to name who failed
 
     async def connect(self, address: str) -> HandoffStream:
         """Returns a new stream to the worker at ``address``, by the best transport, which is measured first if it
@@ -191,7 +192,9 @@ class AutoTransport:
 
         The old process's data addresses might otherwise lead to a worker that has taken over its place.
         """
-        choosing = self._routes.get(address)
+        known, choosing = self._described.get(address), self._routes.get(address)
+        if known is not None and incarnation and known.incarnation != incarnation:
+            del self._described[address]
         if choosing is None or not incarnation or not choosing.done() or choosing.cancelled():
             return
         if choosing.exception() is not None or choosing.result().info.incarnation != incarnation:
@@ -216,11 +219,11 @@ class AutoTransport:
             raise
 
     def peer(self, address: str) -> str:
-        """Returns the id of the worker at ``address``; empty until a route to it has been chosen."""
-        choosing = self._routes.get(address)
-        if choosing is None or not choosing.done() or choosing.cancelled() or choosing.exception():
-            return ""
-        return choosing.result().info.worker_id
+        """Returns the id of the worker at ``address``, also once the route to it is lost; empty until it has
+        described itself.
+        """
+        known = self._described.get(address)
+        return known.worker_id if known is not None else ""
 
     async def close(self) -> None:
         """Closes every transport and its streams."""
@@ -250,7 +253,15 @@ class AutoTransport:
             self._again.pop(address, None)
 
     async def _choose(self, address: str, asked: Awaitable[WorkerInfo]) -> PairRoute:
-        return self._adopt(await self._weigh(address, await asked), address)
+        info = await asked
+        self._remember(address, info)
+        return self._adopt(await self._weigh(address, info), address)
+
+    def _remember(self, address: str, info: WorkerInfo) -> None:
+        self._described.pop(address, None)
+        self._described[address] = info
+        while len(self._described) > KEPT_ROUTES:
+            del self._described[next(iter(self._described))]
 
     async def _weigh(self, address: str, info: WorkerInfo) -> _Verdict:
         """Measures every preferred transport that is offered. Raises WorkerLost or HandoffRefused if none works."""

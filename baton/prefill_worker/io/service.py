@@ -121,13 +121,13 @@ class DecodePeers(NamedTuple):
 
     ``expect(address, incarnation)`` is called before each handoff; ``layout_of(address)`` returns the decode
     worker's layout, None means that all have this worker's. At its end either ``completed(report)`` or
-    ``failed(address, error)`` is called.
+    ``failed(address, error, began)`` is called; ``began`` is the handoff's first moment, on the service's clock.
     """
 
     expect: Callable[[str, str], None] = lambda address, incarnation: None
     layout_of: Callable[[str], Awaitable[KvLayout]] | None = None
     completed: Callable[[HandoffReport], None] = lambda report: None
-    failed: Callable[[str, BatonError], None] = lambda address, error: None
+    failed: Callable[[str, BatonError, float], None] = lambda address, error, began: None
 
 
 class PrefillService:
@@ -171,7 +171,7 @@ class PrefillService:
         """
         self._check(call)
         self._peers.expect(call.decode_address, call.decode_incarnation)
-        key, handoff = next(self._keys), self._handoff(call)
+        key, handoff, began = next(self._keys), self._handoff(call), self._clock()
         job = self._jobs[key] = _Job(handoff, call)
         try:
             fetched = await self._warm(call)
@@ -182,7 +182,7 @@ class PrefillService:
             report = await handoff.run()
             job.shipped(report)
         except BatonError as error:
-            self._peers.failed(call.decode_address, error)
+            self._peers.failed(call.decode_address, error, began)
             raise
         finally:
             self._release(key, job)

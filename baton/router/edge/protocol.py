@@ -2,12 +2,14 @@
 
 Knows nothing of endpoints, except the few that a connection beyond the limits may use. A head over its limits is
 answered 431 (414 for its URL); one that doesn't arrive in time, or a body that is too slow, 408 (RFC 9110, RFC
-6585). A running answer is never cut off: the connection is only not read any more.
+6585). HTTP/1.1 without exactly one valid Host is answered 400 (RFC 9112, 3.2). A running answer is never cut off:
+the connection is only not read any more.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
@@ -23,6 +25,9 @@ PIPELINED = 32  # requests that may wait for the answer before theirs; no client
 LINGER_S = 2.0  # a client may read its refusal for so long while it still sends,
 LINGER_BYTES = 4 << 20  # so much at most
 PROBED = frozenset({"/health", "/ready", "/metrics", "/version"})
+VERSIONS = frozenset({"1.0", "1.1"})
+# RFC 3986: an IPv6 literal or a registered name, which may be empty, and a port.
+HOST = re.compile(rb"(\[[0-9A-Za-z:.]+\]|[-\w.~%!$&'()*+,;=]*)(:[0-9]*)?", re.ASCII)
 log = logging.getLogger("baton.router.edge")
 
 
@@ -45,6 +50,8 @@ class BoundedHttp(HttpToolsProtocol):
         self.phase, self.since = Phase.FRESH, connections.clock()
         self._head = self._count = self._quiet = self._body = 0
         self._whole = True  # no request is half here
+        self._trailing = False  # what comes like a header now is a trailer
+        self._hosts: list[bytes] = []
         self._refusal: tuple[int, str, str] | None = None
         entry.connection = self
 
@@ -82,7 +89,8 @@ class BoundedHttp(HttpToolsProtocol):
         """Resets the counts when a request's first byte arrives."""
         super().on_message_begin()
         self._head = self._count = self._quiet = self._body = 0
-        self._whole = False
+        self._whole = self._trailing = False
+        self._hosts.clear()
 
     def on_url(self, url: bytes) -> None:
         """Counts a part of the URL's bytes, and refuses one that is too long with 414."""
@@ -93,8 +101,14 @@ class BoundedHttp(HttpToolsProtocol):
             self._refusal = (414, "url_too_long", text)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts a header, or a trailer after the body, and refuses too many or too large ones with 431."""
-        super().on_header(name, value)
+        """Counts a header, or a trailer after the body, and refuses too many or too large ones with 431.
+
+        A trailer isn't passed on: it is no header (RFC 9110, 6.5.1).
+        """
+        if not self._trailing:
+            super().on_header(name, value)
+            if name.lower() == b"host":
+                self._hosts.append(value)
         self._add(len(name) + len(value) + 4)
         self._count += 1
         if self._count > self._limits.max_headers or self._head > self._limits.max_header_bytes:
@@ -102,7 +116,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Starts handling the request, unless it is refused."""
-        self._quiet = 0
+        self._quiet, self._trailing = 0, True
+        self._check_head()
         if self._refusal is not None:
             return
         self._turn(Phase.BODY)
@@ -189,6 +204,22 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _turn(self, phase: Phase) -> None:
         self.phase, self.since = phase, self._connections.clock()
+
+    def _check_head(self) -> None:
+        """Refuses a version that isn't spoken, and a Host that is missing, repeated or no host."""
+        version, hosts = self.parser.get_http_version(), self._hosts
+        if version not in VERSIONS:
+            self._refusal = self._refusal or (
+                505,
+                "http_version",
+                f"HTTP/{version} is not served here: use HTTP/1.1",
+            )
+        elif len(hosts) > 1 or (version == "1.1" and not hosts):
+            said = f"{len(hosts)} Host headers" if hosts else "no Host header"
+            self._refusal = self._refusal or (400, "bad_host", f"the request has {said}: send one (RFC 9112, 3.2)")
+        elif hosts and not HOST.fullmatch(hosts[0]):
+            text = f"the Host header names no host: {hosts[0][:200]!r}"
+            self._refusal = self._refusal or (400, "bad_host", text)
 
     def _too_large(self) -> None:
         limits = self._limits

@@ -32,16 +32,19 @@ NO_FAULT = (AlreadyCommitted, Cancelled, DeadlineExceeded, Draining, LeaseUnknow
 
 
 class TransferFigures:
-    """Counts the KV handoffs of one role; ``fit`` learns transfer times, and outlives the role."""
+    """Counts the KV handoffs of one role; ``fit`` learns transfer times, and outlives the role. ``clock`` is in
+    monotonic seconds.
+    """
 
     def __init__(self, metrics: WorkerMetrics, fit: TransferFit, clock: Callable[[], float]) -> None:
-        self._metrics, self._fit = metrics, fit
+        self._metrics, self._fit, self._clock = metrics, fit, clock
         self._rates = Rates(clock)
         self._rates.now({})
         self._pairs: dict[str, KvPair] = {}
         self._links: dict[str, KvLink] = {}
         self._refused: Counter[str] = Counter()
         self._in_a_row: Counter[str] = Counter()  # failed handoffs since the last complete one, by peer
+        self._failed_at: dict[str, float] = {}  # when the last of those was counted
         self._why: dict[str, str] = {}  # last error by peer, of handoffs and of attempts to reach it
         self._unmet: dict[str, str] = {}  # incarnation by peer, of those that couldn't be reached
         self._met: dict[str, str] = {}  # and of those that could, last
@@ -60,16 +63,22 @@ class TransferFigures:
         self._pairs[peer] = KvPair(peer, old.transfers + 1, old.failures, old.bytes + report.shipped_bytes)
         self._rates.now({pair.peer: pair.bytes for pair in self._pairs.values()})
 
-    def failed(self, peer: str, error: BatonError) -> None:
-        """Counts one failed handoff to decode worker ``peer``."""
+    def failed(self, peer: str, error: BatonError, began: float) -> None:
+        """Counts one failed handoff to decode worker ``peer``, which began at ``began`` on the clock.
+
+        Handoffs that ran at the same time are one failure in a row: what ended one, such as a lost connection,
+        ended all of them.
+        """
         peer = peer or UNKNOWN
         self._metrics.transferred(peer, error.label)
         old = self._pairs.get(peer, KvPair(peer))
         self._pairs[peer] = KvPair(peer, old.transfers, old.failures + 1, old.bytes)
         between = isinstance(error, HandoffRefused) or error.param == "decode_address"  # else of the prompt
         if between and not isinstance(error, NO_FAULT):
-            self._in_a_row[peer] += 1
             self._why[peer] = error.message[:WHY_CHARS]
+            if began >= self._failed_at.get(peer, began):
+                self._in_a_row[peer] += 1
+                self._failed_at[peer] = self._clock()
 
     def met(self, peer: str, incarnation: str, error: BatonError | None = None) -> None:
         """Notes that ``incarnation`` of decode worker ``peer`` was reached, or the ``error`` that it couldn't be.
@@ -88,6 +97,7 @@ class TransferFigures:
         self._unmet.pop(peer, None)
         self._why.pop(peer, None)
         self._in_a_row.pop(peer, None)
+        self._failed_at.pop(peer, None)
 
     def _obstacle(self, peer: str) -> str:
         """Returns why nothing can be handed over to ``peer``; "" if something can, or nobody knows."""

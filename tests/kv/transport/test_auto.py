@@ -115,6 +115,29 @@ async def test_after_a_break_the_pair_is_checked_again(house: House) -> None:
     await auto.close()
 
 
+async def test_whose_connection_was_lost_is_known_by_name_also_if_nobody_can_be_reached(
+    house: House,
+) -> None:
+    auto = house.auto()
+    assert auto.peer(house.grpc) == ""
+    stream = await auto.connect(house.grpc)
+    await probe(stream, house)
+    house.servers["shm"].close()
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(stream.receive(), 30)
+    assert house.grpc not in auto._routes
+    assert auto.peer(house.grpc) == "decode-0"
+    await stream.close()
+    house.servers["tcp"].close()
+    auto._wanted = "tcp"
+    with pytest.raises(WorkerLost, match="no way to ship KV"):
+        await auto.connect(house.grpc)
+    assert auto.peer(house.grpc) == "decode-0"
+    auto.expect(house.grpc, "another life")
+    assert auto.peer(house.grpc) == "", "it hasn't said yet who it is"
+    await auto.close()
+
+
 async def test_a_way_that_broke_while_nobody_used_it_is_replaced_at_once(house: House) -> None:
     auto = house.auto()
     assert await used(house, auto) == "shm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -19,14 +20,17 @@ Ask = Callable[..., object]
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Says how long the body was; /early answers without reading it."""
+    """Says how long the body was, /headers which headers came; /early answers without reading it."""
     size, more = 0, scope["path"] != "/early"
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             return
         size, more = size + len(message["body"]), message["more_body"]
-    await json_response({"path": scope["path"], "size": size})(scope, receive, send)
+    answer: object = {"path": scope["path"], "size": size}
+    if scope["path"] == "/headers":
+        answer = [name.decode() for name, _ in scope["headers"]]
+    await json_response(answer)(scope, receive, send)
 
 
 class Line:
@@ -105,6 +109,42 @@ async def test_an_endless_url_is_refused_by_name() -> None:
         await line.say(b"GET /" + b"a" * 1000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await line.status() == 414
         assert b"router.max_url_bytes" in line.body
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts", "status"),
+    [
+        (b"GET / HTTP/1.1", (), 400),
+        (b"GET / HTTP/1.1", (b"a", b"a"), 400),
+        (b"GET / HTTP/1.0", (b"a", b"b"), 400),
+        (b"GET / HTTP/1.1", (b"a b",), 400),
+        (b"GET / HTTP/1.1", (b"a/b",), 400),
+        (b"GET / HTTP/1.1", (b"user@a",), 400),
+        (b"GET / HTTP/1.1", (b"\xc3\xa9",), 400),
+        (b"GET / HTTP/1.1", (b"a:80:80",), 400),
+        (b"GET / HTTP/2.0", (b"a",), 505),
+        (b"GET /", (), 505),
+        (b"GET / HTTP/1.0", (), 200),
+        (b"GET / HTTP/1.1", (b"",), 200),
+        (b"GET / HTTP/1.1", (b"[::1]:8000",), 200),
+        (b"GET / HTTP/1.1", (b"some_host.example:8000",), 200),
+        (b"GET / HTTP/1.1", (b"127.0.0.1:8000",), 200),
+    ],
+)
+async def test_a_request_names_one_host(line: bytes, hosts: tuple[bytes, ...], status: int) -> None:
+    async with listening() as connect:
+        asked = await connect()
+        await asked.say(line + b"\r\n" + b"".join(b"Host: " + host + b"\r\n" for host in hosts) + b"\r\n")
+        assert await asked.status() == status
+
+
+async def test_a_trailer_is_no_header() -> None:
+    async with listening() as connect:
+        line = await connect()
+        head = b"POST /headers HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        await line.say(head + b"2\r\nab\r\n0\r\nauthorization: Bearer b\r\nhost: y\r\n\r\n")
+        assert await line.status() == 200
+        assert json.loads(line.body) == ["host", "transfer-encoding"]
 
 
 async def test_trailers_count_as_headers() -> None:
