@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from baton.process.turns import call_in_turns
+
 # Seconds for which changes are gathered before those that wait are woken: each choice that a lost worker gives back
 # is a change, and all of them may wait.
 GATHER_S = 0.02
@@ -44,8 +46,7 @@ class ClusterRevision:
 
     def _wake(self) -> None:
         self._waking = None
-        for waiter in self._waiters:
-            _resolve(waiter)
+        call_in_turns(_resolve, self._waiters)
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from baton.process.turns import call_in_turns
 from baton.protos.convert import error_from_pb
 from baton.protos.errors import BatonError, Cancelled, WorkerLost, from_info
 from baton.protos.v1 import worker_pb2 as w
@@ -72,17 +73,19 @@ class DecodeSession:
                 pass  # of a newer build of the worker
 
     def lose(self, error: BatonError) -> None:
-        """Ends every lease with ``error``, because the connection is lost."""
+        """Ends every lease with ``error``, because the connection is lost; very many over several turns of the
+        loop.
+        """
         self._lost = error
-        leases, self._leases = list(self._leases.values()), {}
-        for lease in leases:
-            lease.over(error)
+        leases, self._leases = self._leases, {}
+        call_in_turns(lambda lease: lease.over(error), leases.values())
 
     def move_away(self, error: BatonError) -> int:
-        """Ends every lease with ``error``, sending Cancels to the worker; returns their number."""
+        """Ends every lease with ``error``, sending Cancels to the worker; returns their number. Very many end over
+        several turns of the loop.
+        """
         leases = list(self._leases.values())
-        for lease in leases:
-            lease.leave(error)
+        call_in_turns(lambda lease: lease.leave(error), leases)
         return len(leases)
 
     def _tokens(self, output: w.RequestTokens) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from baton.process.turns import A_TURN
 from baton.router.dispatch.revision import ClusterRevision
 
 
@@ -30,9 +31,11 @@ async def test_a_thousand_choices_that_a_worker_gives_back_at_once_are_each_woke
         await revision.changed(60.0)
 
     tasks = [asyncio.create_task(given_back()) for _ in range(1000)]
-    while not wakes:
-        await asyncio.sleep(0.001)
-    assert wakes == 1000
+    most = 0
+    while (before := wakes) < 1000:
+        await asyncio.sleep(0)
+        most = max(most, wakes - before)
+    assert most <= A_TURN, "others are served between them"
     assert not any(task.done() for task in tasks), "they were woken by each other's changes"
     for task in tasks:
         task.cancel()
