@@ -82,6 +82,9 @@ class ChoiceText:
         self._min_tokens = generation.samplings[prompt].min_tokens
         self._prompt_only = options.prompt_only
         self._stoppable = bool(options.stops)
+        # Ids that end an answer within a grammar, which may say a moment later that one was the end.
+        self._ends = frozenset(generation.entry.eos_token_ids if "grammar" in options.sampling else ())
+        self._unsure: int | None = None  # such an id, the last one so far; no part of the text if it was the end
         self._scores: Callable[[], tuple[TokenLogprobs, ...]] | None = None
 
     def score_prompt(self, scores: Callable[[], tuple[TokenLogprobs, ...]]) -> None:
@@ -110,12 +113,14 @@ class ChoiceText:
         """Returns the piece that ``run`` makes; tokens after a stop string are dropped and not counted."""
         if self._prompt_only:
             return TextDelta(self.index, "", finish_reason=run.finish_reason)
+        text, stopped = self._sure(run) if self._unsure is not None else ("", False)
+        if stopped:
+            return self._piece(run, 0, text, "stop")
+        unshown = self._unshown(run)
         if not self._stoppable:
-            return self._taken_whole(run)
-        text = ""
+            return self._taken_whole(run, text, unshown)
         for taken, token_id in enumerate(run.token_ids, 1):
-            is_last = bool(run.finish_reason) and taken == len(run.token_ids)
-            released, stopped = self._push(token_id, ends=is_last and run.stop_token_id is not None)
+            released, stopped = self._push(token_id, ends=unshown and taken == len(run.token_ids))
             text += released
             if stopped:
                 return self._piece(run, taken, text, "stop")
@@ -124,16 +129,31 @@ class ChoiceText:
             return self._piece(run, len(run.token_ids), text + released, "stop" if stopped else run.finish_reason)
         return self._piece(run, len(run.token_ids), text, "")
 
-    def _taken_whole(self, run: TokenRun) -> TextDelta:
-        """Returns a run's whole text, where no string can stop it. The id that ended the choice is no part of its
-        text.
-        """
+    def _taken_whole(self, run: TokenRun, text: str, unshown: bool) -> TextDelta:
+        """Returns ``text`` and a run's whole text, where no string can stop it."""
         self.tokens += len(run.token_ids)
-        shown = run.token_ids[:-1] if run.finish_reason and run.stop_token_id is not None else run.token_ids
-        text = self._detokenizer.push_all(shown)
+        text += self._detokenizer.push_all(run.token_ids[:-1] if unshown else run.token_ids)
         if run.finish_reason:
             text += self._detokenizer.flush()
         return TextDelta(self.index, text, run.token_ids, run.logprobs, run.finish_reason)
+
+    def _unshown(self, run: TokenRun) -> bool:
+        """Returns whether the run's last id is no part of the text: it ended the choice, or may have done."""
+        if run.finish_reason:
+            return run.stop_token_id is not None
+        if run.token_ids and run.token_ids[-1] in self._ends:
+            self._unsure = run.token_ids[-1]
+        return self._unsure is not None
+
+    def _sure(self, run: TokenRun) -> tuple[str, bool]:
+        """Returns the text of the id that may have ended the choice before ``run``, and whether it completes a stop
+        string.
+        """
+        unsure, self._unsure = self._unsure, None
+        assert unsure is not None
+        if not run.token_ids and run.stop_token_id is not None:
+            return "", False
+        return self._shown(unsure)
 
     def _scored(self, piece: TextDelta) -> TextDelta:
         if self._scores is None:
@@ -148,8 +168,9 @@ class ChoiceText:
 
     def _push(self, token_id: int, ends: bool) -> tuple[str, bool]:
         self.tokens += 1
-        if ends:  # the id that ended the choice is no part of its text
-            return "", False
+        return ("", False) if ends else self._shown(token_id)
+
+    def _shown(self, token_id: int) -> tuple[str, bool]:
         text = self._detokenizer.push(token_id)
         if self.tokens < self._min_tokens:  # too early for a stop string; what was held can't be part of one
             return self._stops.flush() + text, False

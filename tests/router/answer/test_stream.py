@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +75,23 @@ def test_an_end_token_that_is_no_special_one_stays_out_of_the_text(text: TextMod
     fox, dog = text.tokenizer.encode(" fox", False), text.tokenizer.encode(" dog", False)
     piece = choice_of(text, GenerationOptions({}), Sampling()).take(TokenRun(0, (*fox, dog[0]), (), "stop", dog[0]))
     assert (piece.text, piece.token_ids) == (" fox", (*fox, dog[0]))
+
+
+@pytest.mark.parametrize("stops", [(), ("zzz",)])
+def test_an_end_token_that_a_grammar_knows_late_as_the_end_stays_out_of_the_text(
+    text: TextModel, stops: tuple[str, ...]
+) -> None:
+    fox, options = text.tokenizer.encode(" fox", False), GenerationOptions({"grammar": None}, stops=stops)
+    options = msgspec.structs.replace(options, skip_special=False)
+    count = len(fox) + 1
+    late, whole, middle = (choice_of(text, options, Sampling()) for _ in range(3))
+    pieces = [late.take(TokenRun(0, (*fox, 1))), late.take(TokenRun(count, (), (), "stop", 1))]
+    at_once = whole.take(TokenRun(0, (*fox, 1), (), "stop", 1))
+    assert collected([pieces]) == collected([[at_once]])
+    assert (at_once.text, at_once.token_ids, late.tokens) == (" fox", (*fox, 1), count)
+    begun = middle.take(TokenRun(0, (*fox, 1))).text
+    rest = middle.take(TokenRun(count, tuple(fox), (), "length")).text
+    assert begun + rest == text.tokenizer.decode([*fox, 1, *fox], skip_special_tokens=False)
 
 
 def test_a_stop_string_may_be_kept_in_the_text(text: TextModel) -> None:

@@ -7,7 +7,6 @@ Knows nothing of HTTP or of where the pieces come from. https://platform.openai.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Protocol
 
 from baton.protos.json import Json
@@ -15,6 +14,7 @@ from baton.protos.nouns import TokenLogprob, TokenLogprobs
 from baton.router.answer.generation import Generation
 from baton.router.answer.stream import TextDelta, Usage
 from baton.router.text.chat_reader import AnswerFormat, ChatReader
+from baton.router.text.offsets import TextOffsets, prompt_offsets
 from baton.router.text.tokenizer import Tokenizer, token_name
 
 LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for what JSON can't say: -inf
@@ -87,7 +87,7 @@ class CompletionShape:
         self._return_ids = return_ids
         self._echoes = echoes or [""] * len(generation.prompts)
         self._echoed = echoes is not None
-        self._offsets = [len(echo) for echo in self._echoes for _ in range(generation.options.n)]
+        self._offsets = [TextOffsets(len(echo)) for echo in self._echoes for _ in range(generation.options.n)]
         self._begun: set[int] = set()
         self._wants_logprobs = "logprobs" in generation.options.sampling
         self._wants_prompt = wants_prompt
@@ -146,14 +146,14 @@ class CompletionShape:
 
     def _of_prompt(self, index: int, scores: tuple[TokenLogprobs, ...]) -> Json:
         """Returns the prompt's log-probabilities, as ``_logprobs`` does the answer's; the first token has none."""
-        ids = self._generation.prompts[index // self._generation.options.n]
+        prompt = index // self._generation.options.n
+        ids = self._generation.prompts[prompt]
         top = self._generation.options.sampling.get("logprobs", 0)
-        lengths = [len(self._tokenizer.token_bytes(i, True).decode(errors="ignore")) for i in ids]
         return {
             "tokens": [token_name(self._tokenizer.token_bytes(i)) for i in ids],
             "token_logprobs": [None, *(finite(entry.chosen.logprob) for entry in scores)],
             "top_logprobs": [None, *(self._alternatives(_first(entry, top)) for entry in scores)],
-            "text_offset": list(accumulate(lengths[:-1], initial=0)),
+            "text_offset": prompt_offsets(self._tokenizer, ids, self._echoes[prompt]),
         }
 
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
@@ -164,14 +164,8 @@ class CompletionShape:
         return found
 
     def _text_offsets(self, piece: TextDelta) -> list[int]:
-        offsets, at = [], self._offsets[piece.index]
-        for token_id in piece.token_ids:
-            offsets.append(at)
-            at += len(
-                self._tokenizer.token_bytes(token_id, self._generation.options.skip_special).decode(errors="ignore")
-            )
-        self._offsets[piece.index] = at
-        return offsets
+        skip = self._generation.options.skip_special
+        return self._offsets[piece.index].of([self._tokenizer.token_bytes(i, skip) for i in piece.token_ids])
 
     def _name(self, one: TokenLogprob) -> str:
         return token_name(self._tokenizer.token_bytes(one.token_id))
