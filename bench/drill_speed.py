@@ -20,6 +20,7 @@ from contextlib import contextmanager, nullcontext
 
 import msgspec
 
+from baton.drill.checks.oracle import Sight
 from baton.drill.draw import draw
 from baton.drill.loop import SeededLoop
 from baton.drill.parts.aims import Aims
@@ -36,7 +37,7 @@ PLAIN = {
     "routers": 1, "pages": 1000, "policy": "cost", "local_max": 0, "chunk_tokens": 250, "max_batch": 16,
     "hedge": 0.0, "step_s": 0.02, "token_s": 0.00001, "swap": False, "lease_ttl_s": 30.0, "tier_pages": 0,
     "delay_s": 0.0003, "requests_per_min": 0, "faults": (), "batches": (), "adapters": (), "controller": False,
-    "disk_pages": 0,
+    "disk_pages": 0, "drafts_right": 0.0, "page_kinds": (), "sight": Sight(),
 }  # fmt: skip
 
 
