@@ -201,7 +201,7 @@ PLAIN: dict[str, object] = {
 # Steps by which a run gets easier to read; each is tried on what the steps before it have left.
 SIMPLER = (
     _plain(**PLAIN),
-    _plain(messages=(), tools="", thinks=False),
+    _plain(messages=(), tools="", thinks=False, anthropic=False),
     *(_plain(**{field: value}) for field, value in PLAIN.items()),
     *(
         _with(**{field: value})

@@ -73,6 +73,7 @@ class Request(msgspec.Struct, frozen=True):
     messages: tuple[str, ...] = ()  # of a chat over HTTP, whose prompt they are; the client's first
     tools: Tools = ""  # how the client of a chat offers tools
     thinks: bool = False  # whether the prompt of a chat ends within a thought
+    anthropic: bool = False  # whether a chat is asked as Anthropic's clients ask
 
 
 class Fault(msgspec.Struct, frozen=True):

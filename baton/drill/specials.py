@@ -155,6 +155,8 @@ def _chat(rng: random.Random, request: Request, head: str) -> Request:
         request, thinks = msgspec.structs.replace(request, stops=()), False
     messages = (head, *(_words(rng, rng.randint(0, 12)) for _ in range(rng.choice((0, 0, 2, 4)))))
     prompt = prompt_of(messages, bool(tools), thinks)
+    plain = request.n == 1 and own.logprobs is None and not request.adapter
+    request = msgspec.structs.replace(request, anthropic=plain and rng.random() < 0.5)
     changed = {"messages": messages, "prompt": prompt, "tools": tools, "thinks": thinks, "sampling": own}
     return msgspec.structs.replace(request, **changed)
 

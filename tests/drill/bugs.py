@@ -524,4 +524,11 @@ BUGS = (
         "        before = 0",
         size=PAGED,
     ),
+    Bug(
+        "a message's block isn't ended before the next one begins",
+        "router/api/anthropic/shape.py",
+        "        yield from self._close()\n        self._blocks.append(block)",
+        "        self._blocks.append(block)",
+        size=CHATTING,
+    ),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
-from baton.drill.checks import chat, oracle, text
+from baton.drill.checks import chat, messages, oracle, text
 from baton.drill.scenario import Request
 from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
 
@@ -121,7 +121,7 @@ class Judge:
         """Compares a whole reply over HTTP with the oracle's; returns its error's code, "complete" for none."""
         name = f"request {request.number}"
         reply = None if status != 200 or request.sampling.pooling else _read(request, body)
-        error = orjson.loads(body)["error"]["code"] if status != 200 else "" if reply is None else reply.error
+        error = _error(request, status, body) if status != 200 else "" if reply is None else reply.error
         if error:
             self._failed_over_http(request, error)
             return str(error)
@@ -206,7 +206,15 @@ class Judge:
 
 
 def _read(request: Request, body: bytes) -> text.TextReply | chat.ChatReply:
+    if request.anthropic:
+        return messages.read_messages(request, body)
     return chat.read_chat(request, body) if request.messages else text.read(request, body)
+
+
+def _error(request: Request, status: int, body: bytes) -> str:
+    if request.anthropic:
+        return messages.error_of(status, body)
+    return str(orjson.loads(body)["error"]["code"])
 
 
 def _for_its_adapter(request: Request, error: BaseException) -> bool:

@@ -78,6 +78,8 @@ def path_of(request: Request) -> str:
     """Returns the path of the endpoint that ``request`` asks."""
     if request.sampling.pooling:
         return "/v1/embeddings"
+    if request.anthropic:
+        return "/v1/messages"
     return "/v1/chat/completions" if request.messages else "/v1/completions"
 
 
@@ -93,6 +95,8 @@ def body_of(request: Request) -> bytes:
         "max_tokens": own.max_tokens, "min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos,
         "stop_token_ids": own.stop_token_ids, "cache_salt": request.tenant or None,
     }  # fmt: skip
+    if request.anthropic:
+        return orjson.dumps({name: fields[name] for name in fields if name != "n"} | _of_messages(request))
     if request.over_http == "stream":
         fields["stream_options"] = {"include_usage": True}
     return orjson.dumps(fields | (_of_chat(request) if request.messages else _of_completion(request)))
@@ -128,6 +132,25 @@ def _of_chat(request: Request) -> dict[str, object]:
     else:
         fields["structured_outputs"] = {own.grammar.kind: own.grammar.spec}
     return fields
+
+
+def _of_messages(request: Request) -> dict[str, object]:
+    own = request.sampling
+    messages = [{"role": ROLES[at % 2], "content": message} for at, message in enumerate(request.messages)]
+    fields: dict[str, object] = {"messages": messages}
+    if request.thinks:
+        fields["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    if request.tools:
+        kinds = {"auto": "auto", "named": "tool", "required": "any"}
+        named = {"name": TOOLS[0]} if request.tools == "named" else {}
+        fields["tools"] = [{"name": name, "input_schema": {"type": "object"}} for name in TOOLS]
+        fields["tool_choice"] = {"type": kinds[request.tools], **named}
+    if own.grammar is None or request.tools in FORCED:
+        return fields
+    if own.grammar.kind == JSON:
+        form = {"type": "json_schema", "schema": orjson.loads(own.grammar.spec)}
+        return fields | {"output_config": {"format": form}}
+    return fields | {"structured_outputs": {own.grammar.kind: own.grammar.spec}}
 
 
 def _tool(name: str) -> dict[str, object]:

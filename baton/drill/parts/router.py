@@ -50,6 +50,7 @@ from baton.router.answer.metering import NoMetering
 from baton.router.answer.quotas import Quotas
 from baton.router.answer.service import GenerationService
 from baton.router.api.access import AccessMiddleware
+from baton.router.api.anthropic.routes import messages_routes
 from baton.router.api.app import app_of
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.openai.embeddings import embeddings_routes
@@ -228,6 +229,5 @@ class SimulatedRouter:
 def _app(service: GenerationService) -> ASGIApp:
     quotas = service.quotas
     access = AccessDependencies(quotas.gate, quotas.metrics, service.environment)
-    return AccessMiddleware(
-        app_of(openai_routes(service), embeddings_routes(service)), access, service.limits.max_inflight_bytes
-    )
+    app = app_of(openai_routes(service), embeddings_routes(service), messages_routes(service))
+    return AccessMiddleware(app, access, service.limits.max_inflight_bytes)
