@@ -37,7 +37,8 @@ from rich.console import Console
 from baton.bench.engine.models import SIZES, random_runner
 from baton.bench.engine.report import SCHEMES
 from baton.bench.rows import Row, interval, median, spread, table, to_json
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.speculate.draft import Draft, SequenceView, Speculator

@@ -18,7 +18,8 @@ import numpy as np
 from rich.console import Console
 
 from baton.bench.rows import Row, table
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.plan import SampledToken, SequenceStep, StepPlan, StepResult
 from baton.engine.steps.loop import EngineParts

@@ -18,7 +18,8 @@ from typing import NoReturn
 
 import msgspec
 
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.adapters.reading import AdapterReader, read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.checkpoints.hub import locate

@@ -16,7 +16,8 @@ import baton
 from baton.console.planning import liveprofile
 from baton.controller import observation as observe
 from baton.cost.curves import decode_seconds
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.kv.layout.page import in_pages_of, layout_for, sliding_window
 from baton.kv.layout.room import handoff_bytes, held_tokens, written_pages
 from baton.kv.layout.tables import by_window, table_count

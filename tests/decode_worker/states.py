@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Collection
 from typing import Any
 
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.plan import Runner
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.layout.state import state_pages

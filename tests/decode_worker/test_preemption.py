@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.adapters.reading import read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.backends.paced.adapters import PacedAdapters

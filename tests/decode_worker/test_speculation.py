@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner

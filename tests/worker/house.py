@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.router_session import RouterSession, TokenFrame
 from baton.decode_worker.io.service import DecodeService

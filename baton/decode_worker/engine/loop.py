@@ -9,7 +9,6 @@ Knows nothing of gRPC, streams or routers. Single-threaded: pages change hands o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +17,7 @@ from baton.decode_worker.engine.ahead import PromptReader
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.handoffs import HandoffTable
 from baton.decode_worker.engine.job import DecodeJob
+from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.outputs import StepOutputs
 from baton.decode_worker.engine.pace import StepPace
 from baton.decode_worker.engine.requests import RequestState
@@ -37,16 +37,6 @@ from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overload
 from baton.protos.measurements import StepSample
 
 LEASE_ID_BYTES = 16  # too many to guess
-
-
-class DecodeLimits(NamedTuple):
-    """Limits of a decode engine's steps and leases."""
-
-    max_batch: int = 64  # sequences that advance in a step, at most
-    chunk_tokens: int = 512  # prompt tokens that a step computes, at most
-    ttl_s: float = 30.0  # seconds that a lease lasts without progress
-    itl_target_s: float = 0.0  # seconds that a step should take at most; 0 for no target
-    pace_s: float = 0.0  # seconds between steps' beginnings while a prefill engine shares the cores; 0: none
 
 
 class DecodeLoop(StepLoop):

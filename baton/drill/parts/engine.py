@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import cast
 
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
 from baton.drill.checks.watch import EngineWitness
 from baton.drill.loop import seeded_loop

@@ -28,6 +28,7 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.router.workers.call_errors import attached_error, from_rpc, is_of_worker, readable
 from baton.router.workers.decode_session import DecodeLease, DecodeSession, TokenSink
+from baton.router.workers.session_call import read, read_all, write_all
 from baton.tls.rpc import handshake_failure
 
 log = logging.getLogger("baton.router")
@@ -268,17 +269,17 @@ class DecodeLink(WorkerLink):
         session = DecodeSession(self.info.worker_id, self._doubt)
         lost: BatonError = WorkerLost(f"lost the connection to {self.info.worker_id}")
         call = stubs.DecodeWorkerStub(self._channel).Session()
-        tasks = [asyncio.create_task(_write(call, session), name=f"session to {self.info.worker_id}")]
+        tasks = [asyncio.create_task(write_all(call, session), name=f"session to {self.info.worker_id}")]
         try:
             session.send(w.SessionUp(hello=w.Hello(router_id=self._settings.router_id, protocol=PROTOCOL)))
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                self._check((await _read(call, session)).welcome.worker)
+                self._check((await read(call, session)).welcome.worker)
             await self._probe()
             self._doubts.clear()
             self._session = session
             self._set(True)
             tasks += [
-                asyncio.create_task(_read_all(call, session), name=f"session of {self.info.worker_id}"),
+                asyncio.create_task(read_all(call, session), name=f"session of {self.info.worker_id}"),
                 asyncio.create_task(self._watch(), name=f"link watch of {self.info.worker_id}"),
             ]
             done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
@@ -306,26 +307,6 @@ class DecodeLink(WorkerLink):
             await self._probe()
             if not self._doubts.is_set():
                 self._set(True)
-
-
-async def _read_all(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> None:
-    while True:
-        session.receive(await _read(call, session))
-
-
-async def _read(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> w.SessionDown:
-    down = await call.read()
-    heed_cancel()
-    if down is grpc.aio.EOF:
-        raise WorkerLost("the worker closed the session")
-    return readable(down, session.worker_id)
-
-
-async def _write(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> None:
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        while True:
-            await call.write(await session.outbox.get())
-            heed_cancel()
 
 
 class PrefillLink(WorkerLink):

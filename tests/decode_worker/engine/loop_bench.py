@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.limits import DecodeLimits
+from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, rows_after
 from baton.engine.steps.loop import EngineParts
 from baton.kernels.abi.cores import LentCores
