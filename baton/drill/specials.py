@@ -213,8 +213,11 @@ def with_pages(scenario: Scenario, share: float) -> Scenario:
     if rng.random() >= share:
         return scenario
     window = rng.choice((20, 50, 130))
-    sight = rng.choice((Sight(), Sight(window), Sight(window), Sight(window, every=True)))
-    if sight.window and not sight.every:
+    sight = rng.choice((Sight(), Sight(window), Sight(window), Sight(window, every=True), Sight(state=True)))
+    if sight.state:  # which can't be rolled back
+        kinds: tuple[PageKind, ...] = (PageKind(block_tokens=rng.choice((16, 16, 32))),)
+        scenario = msgspec.structs.replace(scenario, drafts_right=0.0)
+    elif sight.window and not sight.every:
         kinds = tuple(rng.sample((PageKind(), PageKind(own=True)), rng.choice((1, 2, 2, 2))))
     else:
         kinds = tuple(PageKind(block_tokens=size) for size in rng.sample((16, 16, 32, 64), rng.choice((1, 2, 2))))

@@ -531,4 +531,11 @@ BUGS = (
         "        self._blocks.append(block)",
         size=CHATTING,
     ),
+    Bug(
+        "the recurrent state after a block is found under the hash of the block before",
+        "engine/states.py",
+        "            self._mark(tokens, prompt, size, hash_of(tokens // size - 1), rolling)",
+        "            self._mark(tokens, prompt, size, hash_of(max(0, tokens // size - 2)), rolling)",
+        size=PAGED,
+    ),
 )

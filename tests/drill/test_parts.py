@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -14,9 +14,11 @@ from baton.drill.run import play
 from baton.drill.scenario import Request, Size
 from baton.engine.speculate.draft import Draft, SequenceView
 from baton.engine.speculate.drafter import Drafter
+from baton.engine.states import SequenceStates
 from baton.kv.layout.table_bridge import TableBridge
 
 ALL = Size(http=1.0, chats=0.8, drafted=1.0, paged=1.0, faults=0)
+STATES, STATEFUL = Size(paged=1.0, faults=0, requests=6, workers=2), 54  # a size, and a seed with recurrent states
 SEED = 0  # one whose workers have pages of both kinds
 
 
@@ -50,3 +52,17 @@ def test_drafts_stand_chats_call_tools_and_pages_are_converted(monkeypatch: pyte
     assert verdict.held, verdict.violations
     wanted = ("accepted", "rejected", "divided", "joined", "thoughts", "calls", "contents")
     assert all(seen[what] for what in wanted), seen
+
+
+def test_recurrent_states_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    landed, original = list[int](), SequenceStates.landed
+
+    def lands(self: SequenceStates, tokens: int, prompt: int, size: int, hash_of: Callable[[int], bytes]) -> None:
+        landed.append(tokens)
+        original(self, tokens, prompt, size, hash_of)
+
+    monkeypatch.setattr(SequenceStates, "landed", lands)
+    verdict = play(draw(STATEFUL, STATES))
+    assert verdict.held, verdict.violations
+    assert verdict.answered
+    assert landed

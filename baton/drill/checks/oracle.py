@@ -19,6 +19,7 @@ from baton.drill.parts.grammar import follow
 from baton.protos.nouns import Sampling
 
 ROW_BYTES = 16  # bytes of KV per token, one digest
+STATE_BYTES = 400  # bytes of a recurrent state, which take pages of their own
 VOCABULARY = 997  # tokens of the made-up vocabulary
 EOS = 11  # the token that ends an answer; any would do
 MOST_TOKENS = 2048  # prompt and answer together
@@ -28,11 +29,13 @@ class Sight(NamedTuple):
     """Says what the model's layers see.
 
     ``window``: two see so many tokens, beside one that sees all; 0: there is that one alone. With ``every``, that
-    one sees the window, and there is no other.
+    one sees the window, and there is no other. With ``state`` there is a recurrent state as well: state i is
+    XXH3-128(state i-1 repeated to its size, row i), and is read last.
     """
 
     window: int = 0
     every: bool = False
+    state: bool = False
 
 
 def answer(
@@ -43,6 +46,7 @@ def answer(
     """
     row, digest, at = adapter.encode(), xxhash.xxh3_64(), 0
     last: list[bytes] = []  # rows in the window
+    state = b""
     outputs: list[int] = []
     grammar = follow(sampling.grammar)
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
@@ -52,10 +56,13 @@ def answer(
             row = xxhash.xxh3_128_digest(row + token.to_bytes(8, "little") + at.to_bytes(8, "little"))
             digest.update(row)
             at += 1
+            if sight.state:
+                state = xxhash.xxh3_128_digest(state * (STATE_BYTES // ROW_BYTES) + row)
             last = [*last, row][-sight.window :] if sight.window else last
         keyed = digest.copy() if not sight.every else xxhash.xxh3_64(b"".join(last))
         for layer in b"\1\2" if sight.window and not sight.every else b"":
             keyed.update(b"".join(xxhash.xxh3_128_digest(one + bytes([layer])) for one in last))
+        keyed.update(state)
         if sampling.temperature > 0:
             keyed.update(sampling.seed.to_bytes(8, "little") + choice.to_bytes(8, "little"))
         banned = stops if len(outputs) < sampling.min_tokens else set()

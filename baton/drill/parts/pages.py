@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY, Sight
+from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, STATE_BYTES, VOCABULARY, Sight
 from baton.drill.scenario import PageKind, Scenario
 from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.backends.paced.runner import PacedRunner, choose, rows_after
@@ -23,7 +23,7 @@ from baton.engine.plan import SampledToken, SequenceStep
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.tables import by_window
 from baton.protos.measurements import StepSample
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup, StatePlane
 
 Rows = tuple[NDArray[np.int64], int, NDArray[np.int64]]  # indices: pages, the layer in a page, rows
 WINDOWED = 2  # layers that see a window, beside one that sees all tokens
@@ -34,7 +34,8 @@ def layout_of(sight: Sight, own: bool) -> KvLayout:
     whole = LayerGroup("full", ("state",), 1, 1, ROW_BYTES, sight.window if sight.every else 0)
     windowed = LayerGroup("window", ("state",), WINDOWED, 1, ROW_BYTES, sight.window)
     groups = (whole, windowed) if sight.window and not sight.every else (whole,)
-    layout = layout_for("uint8", groups, fidelity="paced")
+    states = (StatePlane("conv", 1, (STATE_BYTES // 4,)),) if sight.state else ()
+    layout = layout_for("uint8", groups, fidelity="paced", states=states)
     return by_window(layout) if own else layout
 
 
@@ -64,34 +65,50 @@ class PagedRunner(PacedRunner):
         self.spec = msgspec.structs.replace(self.spec, layout=self._layout)
         self._layers = 1 + WINDOWED if sight.window and not sight.every else 1
         self._memory: NDArray[np.uint8] = np.empty((0, 1, BLOCK_TOKENS, ROW_BYTES), np.uint8)
+        self._flat: NDArray[np.uint8] = np.empty((0, self._layout.page_bytes), np.uint8)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as the KV pages, (pages, layers of a page, 16, ROW_BYTES) bytes."""
         rows = np.frombuffer(buffer, np.uint8, count=pages * self._layout.page_bytes)
+        self._flat = rows.reshape(pages, -1)
         self._memory = rows.reshape(pages, -1, BLOCK_TOKENS, ROW_BYTES)
         self._rows = self._memory[:, 0]  # what the base class counts pages by
 
     def _advance(self, item: SequenceStep) -> Iterator[SampledToken]:
-        self._write(item)
+        state = self._write(item)
         known = item.start + len(item.tokens) - len(item.verify)
         for length, spec in enumerate(item.asks, known):
             digest, seen = xxhash.xxh3_64(), max(0, length - self._sight.window)
             digest.update(self._at(item, 0, seen if self._sight.every else 0, length))
             for layer in range(1, self._layers):
                 digest.update(self._at(item, layer, seen, length))
+            digest.update(state)
             yield choose(item.seq, digest, spec, self.spec.vocab_size)
 
     def _states(self, item: SequenceStep) -> NDArray[np.float32]:
         rows = np.frombuffer(self._at(item, 0, item.start, item.start + len(item.tokens)), np.uint8)
         return (rows.reshape(-1, ROW_BYTES) / 255 - 0.5).astype(np.float32)
 
-    def _write(self, item: SequenceStep) -> None:
+    def _write(self, item: SequenceStep) -> bytes:  # type: ignore[override]
+        """Writes the step's rows and state; returns the state's digest, "" without one."""
         before = self._at(item, 0, item.start - 1, item.start) if item.start else item.adapter.encode()
         fresh = list(rows_after(before, item.tokens, item.start, ROW_BYTES))
         for layer in range(self._layers):
             rows = fresh if not layer else [side_row(row, layer) for row in fresh]
             where = self._where(item, layer, item.start, item.start + len(item.tokens))
             self._memory[where] = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, ROW_BYTES)
+        return self._next_state(item, fresh) if self._sight.state else b""
+
+    def _next_state(self, item: SequenceStep, rows: Sequence[bytes]) -> bytes:
+        """Reads the state before the step and writes that after its ``rows``; returns that one's digest."""
+        whole = b"" if item.state_from is None else self._flat[item.state_from].tobytes()[:STATE_BYTES]
+        for row in rows:
+            digest = xxhash.xxh3_128_digest(whole + row)
+            whole = digest * (STATE_BYTES // ROW_BYTES)
+        room = np.zeros((len(item.state_to), self._layout.page_bytes), np.uint8)
+        room.reshape(-1)[:STATE_BYTES] = np.frombuffer(whole, np.uint8)
+        self._flat[item.state_to] = room
+        return whole[:ROW_BYTES]
 
     def _at(self, item: SequenceStep, layer: int, begin: int, end: int) -> bytes:
         """Returns the rows of ``layer`` at positions ``begin`` … ``end`` - 1."""
