@@ -23,9 +23,9 @@ from baton.engine.program.ops import (
     PagedAttention,
     RmsNorm,
     RopeAppend,
+    RotateHeads,
     SwiGlu,
     TemperQueries,
-    TurnHeads,
 )
 from baton.engine.program.program import Program, Weight
 from baton.quantize.registers import reads, writes
@@ -89,7 +89,7 @@ def _values(ops: Sequence[Op], attention: PagedAttention) -> Linear | None:
     for op in reversed(ops):
         if isinstance(op, Linear) and op.out == register:
             return op
-        if isinstance(op, HalveHeads | TemperQueries | TurnHeads) and op.out == register:
+        if isinstance(op, HalveHeads | TemperQueries | RotateHeads) and op.out == register:
             register = op.x
         elif register in writes(op) and not isinstance(op, NormPart):
             return None

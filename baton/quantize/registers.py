@@ -30,6 +30,7 @@ from baton.engine.program.ops import (
     PagedAttention,
     RmsNorm,
     RopeAppend,
+    RotateHeads,
     Route,
     RouteTwo,
     ScaleRows,
@@ -37,7 +38,6 @@ from baton.engine.program.ops import (
     StateSpace,
     SwiGlu,
     TemperQueries,
-    TurnHeads,
 )
 from baton.protos.errors import ConfigError
 
@@ -46,7 +46,7 @@ _ROWS = ("x",), ("out",)
 _NORM = ("x", "delta"), ("x", "out")
 _ROUTE = ("logits",), ("out", "factor")
 FIELDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    **dict.fromkeys((Activate, Center, Convolve, HalveHeads, Linear, TemperQueries, TurnHeads), _ROWS),
+    **dict.fromkeys((Activate, Center, Convolve, HalveHeads, Linear, TemperQueries, RotateHeads), _ROWS),
     **dict.fromkeys((RmsNorm, LayerNorm), _NORM),
     **dict.fromkeys((Route, RouteTwo), _ROUTE),
     **dict.fromkeys((SwiGlu, GeGlu), (("gate_up",), ("out",))),

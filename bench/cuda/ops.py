@@ -109,12 +109,12 @@ class Ops:
         rest = q.data_ptr(), q.stride(0), len(q), out.data_ptr(), out.stride(0)
         return self.call("cascade_attention", kinds, *at, *rest, alive=(kv, q, items, groups, out))
 
-    def append(self, kv: KvPool, qkv: Tensor, items: Tensor, turns: Tensor) -> Call:
-        """qkv (rows, heads + 2 kv_heads, head_dim), turned and stored."""
+    def append(self, kv: KvPool, qkv: Tensor, items: Tensor, angles: Tensor) -> Call:
+        """qkv (rows, heads + 2 kv_heads, head_dim), rotated and stored."""
         heads, count = qkv.shape[1] - 2 * kv.kv_heads, len(items) // ITEM.itemsize
-        at = kv.address, items.data_ptr(), count, heads, turns.data_ptr(), turns.stride(0), None, None, 1e-5
+        at = kv.address, items.data_ptr(), count, heads, angles.data_ptr(), angles.stride(0), None, None, 1e-5
         kinds = (P, P, I32, I32, P, I64, P, P, F, P)
-        return self.call("rope_append", kinds, *at, qkv.data_ptr(), alive=(kv, qkv, items, turns))
+        return self.call("rope_append", kinds, *at, qkv.data_ptr(), alive=(kv, qkv, items, angles))
 
     def head(self, weight: DeviceWeight, x: Tensor, choices: Tensor) -> Call:
         """The choice of each row's token; choices as ``greedy`` or ``drawn`` make them."""

@@ -67,7 +67,7 @@ def small(ops: Ops, top: Ceilings) -> Iterator[Row]:
 def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
     heads, kv_heads, dim = cases.HEADS, cases.KV_HEADS, cases.HEAD_DIM
     blocks = -(-count // cases.PAGE)
-    turns = torch.randn(count, dim, device=clock.DEVICE)
+    angles = torch.randn(count, dim, device=clock.DEVICE)
     for dtype in cases.KV:
         pool = KvPool(blocks, dtype, kv_heads, dim)
         tables = torch.randperm(blocks, device=clock.DEVICE).int().view(1, blocks)
@@ -76,8 +76,8 @@ def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
             for _ in range(variants(4 * count * heads * dim))
         ]
         items = item_table(tables, [0], count)
-        error = _append_error(ops, pool, qkv[0].clone(), items, turns, tables)
-        mine = measure([ops.append(pool, each, items, turns) for each in qkv])
+        error = _append_error(ops, pool, qkv[0].clone(), items, angles, tables)
+        mine = measure([ops.append(pool, each, items, angles) for each in qkv])
         read, written = 4.0 * (heads + 2 * kv_heads) * dim, 4.0 * heads * dim + pool.page_bytes / cases.PAGE
         name = f"rope + append {dtype} T={count}"
         yield judged(rated("small", name, mine, count * (read + written), "copy", top), error, ROUNDED)
@@ -86,7 +86,7 @@ def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
         store = torch.empty(2, blocks * cases.PAGE, kv_heads, dim, dtype=torch.bfloat16, device=clock.DEVICE)
         slots = torch.randperm(blocks * cases.PAGE, device=clock.DEVICE)[:count]
         compiled = torch.compile(_torch_rope)
-        call = partial(_calls, compiled, qkv, turns, store, slots, heads)
+        call = partial(_calls, compiled, qkv, angles, store, slots, heads)
         yield peer(name, mine, "Triton", call, "small")
 
 
@@ -97,34 +97,36 @@ def _after(call: Call, found: Callable[[], Tensor], wanted: Tensor) -> float:
     return off(found(), wanted)
 
 
-def _append_error(ops: Ops, pool: KvPool, qkv: Tensor, items: Tensor, turns: Tensor, tables: Tensor) -> float:
-    """The worst of the turned queries, the stored keys and the stored values."""
+def _append_error(ops: Ops, pool: KvPool, qkv: Tensor, items: Tensor, angles: Tensor, tables: Tensor) -> float:
+    """The worst of the rotated queries, the stored keys and the stored values."""
     given, kv_heads = qkv.clone().cpu(), pool.kv_heads
     heads = qkv.shape[1] - 2 * kv_heads
-    ops.append(pool, qkv, items, turns)()
+    ops.append(pool, qkv, items, angles)()
     clock.wait()
-    cos, sin = (half[:, None] for half in turns.cpu().chunk(2, -1))
+    cos, sin = (half[:, None] for half in angles.cpu().chunk(2, -1))
     low, high = given[:, : heads + kv_heads].chunk(2, -1)
-    turned = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+    rotated = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
     memory = pool.memory[tables[0].long()].cpu()
     kv = read_layer(memory, torch.arange(len(memory)), 0, 1, kv_heads, pool.head_dim, pool.dtype)
-    keys, values = (quantized(rows, pool.dtype) for rows in (turned[:, heads:], given[:, heads + kv_heads :]))
-    pairs = (qkv[:, :heads].cpu(), turned[:, :heads]), (kv[0][: len(given)], keys), (kv[1][: len(given)], values)
+    keys, values = (quantized(rows, pool.dtype) for rows in (rotated[:, heads:], given[:, heads + kv_heads :]))
+    pairs = (qkv[:, :heads].cpu(), rotated[:, :heads]), (kv[0][: len(given)], keys), (kv[1][: len(given)], values)
     return max(off(found, wanted) for found, wanted in pairs)
 
 
-def _calls(function: Any, qkv: list[Tensor], turns: Tensor, store: Tensor, slots: Tensor, heads: int) -> list[Call]:
-    return [partial(function, each, turns, store, slots, heads) for each in qkv]
+def _calls(
+    function: Any, qkv: list[Tensor], angles: Tensor, store: Tensor, slots: Tensor, heads: int
+) -> list[Call]:
+    return [partial(function, each, angles, store, slots, heads) for each in qkv]
 
 
-def _torch_rope(qkv: Tensor, turns: Tensor, store: Tensor, slots: Tensor, heads: int) -> Tensor:
+def _torch_rope(qkv: Tensor, angles: Tensor, store: Tensor, slots: Tensor, heads: int) -> Tensor:
     kv_heads = store.shape[2]
-    cos, sin = (half[:, None] for half in turns.chunk(2, -1))
+    cos, sin = (half[:, None] for half in angles.chunk(2, -1))
     low, high = qkv[:, : heads + kv_heads].chunk(2, -1)
-    turned = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
-    store[0, slots] = turned[:, heads:].bfloat16()
+    rotated = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+    store[0, slots] = rotated[:, heads:].bfloat16()
     store[1, slots] = qkv[:, heads + kv_heads :].bfloat16()
-    return turned[:, :heads]
+    return rotated[:, :heads]
 
 
 def experts(ops: Ops, top: Ceilings) -> Iterator[Row]:

@@ -51,21 +51,21 @@ class Case:
         width = self.heads + 2 * self.kv_heads
         self.qkv = [torch.randn(start + queries, width, self.head_dim) for start, queries in sizes]
         angles = torch.rand(600, self.head_dim // 2) * 6
-        self.turns = torch.cat((angles.cos(), angles.sin()), -1).contiguous()
+        self.rope_angles = torch.cat((angles.cos(), angles.sin()), -1).contiguous()
 
     def write(self, library: ctypes.CDLL) -> None:
         """Append every sequence's K and V; ``q`` is then what is left of the new rows."""
-        turned = []
+        rotated = []
         for item, qkv in zip(self.items, self.qkv, strict=True):
             rows = qkv.clone()
-            append(library, rows, self.kv, [(item[0], 0, len(rows))], self.turns)
-            turned.append(rows[item[1] :, : self.heads])
-        self.q = torch.cat(turned).contiguous()
+            append(library, rows, self.kv, [(item[0], 0, len(rows))], self.rope_angles)
+            rotated.append(rows[item[1] :, : self.heads])
+        self.q = torch.cat(rotated).contiguous()
 
     def rows(self, at: int) -> Tensor:
-        """The stored rows' originals: K turned, V as it is, (2, tokens, kv_heads, head_dim)."""
+        """The stored rows' originals: K rotated, V as it is, (2, tokens, kv_heads, head_dim)."""
         qkv = self.qkv[at]
-        keys = turn(qkv[:, self.heads : self.heads + self.kv_heads], self.turns)
+        keys = rotate(qkv[:, self.heads : self.heads + self.kv_heads], self.rope_angles)
         return torch.stack((keys, qkv[:, self.heads + self.kv_heads :]))
 
     def stored(self, at: int) -> tuple[Tensor, Tensor]:
@@ -78,10 +78,10 @@ class Case:
         return planes[0][:end], planes[1][:end]
 
 
-def turn(x: Tensor, turns: Tensor) -> Tensor:
-    """x (tokens, heads, head_dim) turned by its positions' angles, in float64."""
+def rotate(x: Tensor, rope_angles: Tensor) -> Tensor:
+    """x (tokens, heads, head_dim) rotated by its positions' angles, in float64."""
     half = x.shape[-1] // 2
-    cos, sin = (part[: len(x), None].double() for part in turns.split(half, -1))
+    cos, sin = (part[: len(x), None].double() for part in rope_angles.split(half, -1))
     a, b = x[..., :half].double(), x[..., half:].double()
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).float()
 
@@ -193,15 +193,15 @@ def forms_are_the_oracles(library: ctypes.CDLL, dtype: str, window: int = 0) -> 
         assert torch.equal(alone, found[-1:])
 
 
-def a_part_of_each_head_turns(library: ctypes.CDLL, rotated: int) -> None:
+def a_part_of_each_head_rotates(library: ctypes.CDLL, rotated: int) -> None:
     """The first dims as a head of that size would, the others not at all."""
     case = Case(9, "float32", (4, 2, 24), [(0, 21)])
     qkv = case.qkv[0].clone()
-    turns = case.turns[:, :rotated].contiguous()
-    append(library, qkv, case.kv, [(case.items[0][0], 0, 21)], turns, rotated=rotated)
+    rope_angles = case.rope_angles[:, :rotated].contiguous()
+    append(library, qkv, case.kv, [(case.items[0][0], 0, 21)], rope_angles, rotated=rotated)
     original = case.qkv[0]
     found = torch.cat((qkv[:, :4], case.stored(0)[0]), 1)
-    wanted = torch.cat((turn(original[:, :6, :rotated], turns), original[:, :6, rotated:]), -1)
+    wanted = torch.cat((rotate(original[:, :6, :rotated], rope_angles), original[:, :6, rotated:]), -1)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     assert torch.equal(case.stored(0)[1], original[:, 6:])
 
@@ -209,7 +209,7 @@ def a_part_of_each_head_turns(library: ctypes.CDLL, rotated: int) -> None:
 Check = Callable[[ctypes.CDLL], None]
 FORMS: tuple[Check, ...] = (
     lambda lib: forms_are_the_oracles(lib, "float32"),
-    lambda lib: a_part_of_each_head_turns(lib, 16),
+    lambda lib: a_part_of_each_head_rotates(lib, 16),
 )
 QUICK: tuple[Check, ...] = (
     *(lambda lib, d=dtype: appended_rows_read_back(lib, d, (6, 2, 24)) for dtype in DTYPES),

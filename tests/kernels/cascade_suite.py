@@ -36,7 +36,7 @@ class Shared(Case):
         sizes = [(keys + own, new) for keys, each in families for own, new in each]
         super().__init__(seed, dtype, shape, sizes)
         angles = torch.rand(max(start + new for start, new in sizes), self.head_dim // 2) * 6
-        self.turns = torch.cat((angles.cos(), angles.sin()), -1).contiguous()
+        self.rope_angles = torch.cat((angles.cos(), angles.sin()), -1).contiguous()
         self.groups: list[Group] = []
         at = 0
         for keys, each in families:

@@ -104,21 +104,24 @@ def tempered_queries(library: ctypes.CDLL) -> Pairs:
     yield x, wanted
 
 
-def turned_heads(library: ctypes.CDLL) -> Pairs:
+def rotated_heads(library: ctypes.CDLL) -> Pairs:
     heads, width, rotated = 3, 20, 12
     x = torch.randn(sum(count for _, count in SPANS), heads * width + 7)
     angles = torch.arange(80)[:, None] * 0.3 ** torch.arange(rotated // 2)
-    turns, at = torch.cat((angles.cos(), angles.sin()), 1), torch.cat([torch.arange(b, b + n) for b, n in SPANS])
-    half = turns.double()[at].unflatten(1, (2, -1))
+    rope_angles, at = (
+        torch.cat((angles.cos(), angles.sin()), 1),
+        torch.cat([torch.arange(b, b + n) for b, n in SPANS]),
+    )
+    half = rope_angles.double()[at].unflatten(1, (2, -1))
     cos, sin = (
         torch.cat((sign * each, each), -1)[:, None] for sign, each in zip((1, -1), half.unbind(1), strict=True)
     )
     wanted = x.double()
     part = wanted[:, : heads * width].unflatten(1, (heads, width))[..., :rotated]
     part.copy_(rotate(part.clone(), cos, sin))
-    call = declare(library, "turn_heads", P, I32, I64, I64, I64, P, I64, I32, P)
+    call = declare(library, "rotate_heads", P, I32, I64, I64, I64, P, I64, I32, P)
     of = items()
-    call(of.ctypes.data, len(of), heads, width, x.shape[1], turns.data_ptr(), rotated, rotated, x.data_ptr())
+    call(of.ctypes.data, len(of), heads, width, x.shape[1], rope_angles.data_ptr(), rotated, rotated, x.data_ptr())
     yield x, wanted
 
 
@@ -197,7 +200,7 @@ def selective_scans(library: ctypes.CDLL) -> Pairs:
 CASES: dict[str, Callable[[ctypes.CDLL], Pairs]] = {
     case.__name__: case
     for case in (
-        *(norms, centers, scaled_rows, activations, halved_heads, tempered_queries, turned_heads, two_experts),
+        *(norms, centers, scaled_rows, activations, halved_heads, tempered_queries, rotated_heads, two_experts),
         selective_scans,
     )
 }

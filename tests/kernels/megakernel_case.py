@@ -115,7 +115,7 @@ class Case:
         inverse, factor = rope.frequencies(program.rope, program.head_dim, program.max_position)
         cos, sin = rope.tables(torch.arange(POSITIONS), inverse, factor, torch.float32)
         half = cos.shape[-1] // 2
-        self.turns = torch.cat((cos[:, 0, :half], sin[:, 0, half:]), -1).contiguous()
+        self.rope_angles = torch.cat((cos[:, 0, :half], sin[:, 0, half:]), -1).contiguous()
         rng = np.random.default_rng(self.seed)
         self.tables = [t.astype(np.int32) for t in np.array_split(rng.permutation(PAGES), 8)]
         self.tokens = rng.integers(0, VOCAB, (8, POSITIONS)).astype(np.int32)
@@ -143,13 +143,13 @@ class Case:
             items=items.ctypes.data,
             sampled=None,
             choices=None,
-            turns=self.turns.data_ptr(),
+            angles=self.rope_angles.data_ptr(),
             pages=pages.data_ptr(),
             arena=arena.data_ptr(),
             rows=batch.rows,
             page_bytes=self.layout.page_bytes,
             layer_bytes=self.layout.page_bytes // self.shape.layers,
-            turns_stride=self.turns.shape[1],
+            angles_stride=self.rope_angles.shape[1],
             item_count=len(items),
             sampled_count=0,
             kv_type=structs.KV_TYPES[self.kv],

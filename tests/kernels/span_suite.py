@@ -54,9 +54,9 @@ class Latents:
     def __init__(self, heads: int, rank: int, stored: torch.dtype, paired: bool, spans=SPANS) -> None:
         torch.manual_seed(heads + rank)
         self.heads, self.rank, self.stored, self.paired, self.spans = heads, rank, stored, paired, spans
-        self.plain, self.turned, self.value, self.scale = 12, 6, 9, 0.17
-        self.rows, width = sum(queries for _, queries in spans), rank + self.turned
-        self.q = torch.randn(self.rows, heads * (self.plain + self.turned))
+        self.plain, self.rotary, self.value, self.scale = 12, 6, 9, 0.17
+        self.rows, width = sum(queries for _, queries in spans), rank + self.rotary
+        self.q = torch.randn(self.rows, heads * (self.plain + self.rotary))
         self.latent, self.norm = torch.randn(self.rows, width), torch.rand(rank) + 0.5
         self.expand = torch.randn(heads * (self.plain + self.value), rank) / rank**0.5
         self.place, self.bytes = 64, 64 + 16 * width * stored.itemsize + 32
@@ -66,8 +66,8 @@ class Latents:
         self.memory = torch.full((sum(counts), self.bytes), 0xFF, dtype=torch.uint8)
         for (start, _), table in zip(spans, self.tables, strict=True):
             self._put(table, 0, torch.randn(start, width).to(stored))
-        angles = torch.arange(128)[:, None] * 0.1 ** torch.arange(self.turned // 2)
-        self.turns = torch.cat((angles.cos(), angles.sin()), 1).contiguous()
+        angles = torch.arange(128)[:, None] * 0.1 ** torch.arange(self.rotary // 2)
+        self.rope_angles = torch.cat((angles.cos(), angles.sin()), 1).contiguous()
 
     def plane(self, table: np.ndarray) -> Tensor:
         part = self.memory[torch.from_numpy(table).long(), self.place : self.place + self.bytes - 96]
@@ -81,7 +81,7 @@ class Latents:
 
     def run(self, library: ctypes.CDLL, only: slice = slice(None)) -> Tensor:
         out = torch.full((self.rows, self.heads * self.value), torch.nan)
-        sizes = self.heads, self.plain, self.turned, self.value, self.rank, self.paired
+        sizes = self.heads, self.plain, self.rotary, self.value, self.rank, self.paired
         kind = KV_TYPES[str(self.stored).removeprefix("torch.")]
         op = s.LatentStruct(
             self.norm.data_ptr(), self.expand.data_ptr(), self.place, 0, kind, *sizes, 1e-6, self.scale
@@ -91,13 +91,13 @@ class Latents:
         items = items_of(self.spans, self.tables)[only]
         call = declare(library, "latent_attention", P, P, I32, P, I64, P, I64, P)
         call(ctypes.addressof(op), items.ctypes.data, len(items), self.memory.data_ptr(), self.bytes,
-             self.turns.data_ptr(), self.turns.shape[1], ctypes.addressof(rows))  # fmt: skip
+             self.rope_angles.data_ptr(), self.rope_angles.shape[1], ctypes.addressof(rows))  # fmt: skip
         return out
 
     def wanted(self) -> Tensor:
         outs, first = [], 0
         for (start, queries), table in zip(self.spans, self.tables, strict=True):
-            half = self.turns[start : start + queries].double().unflatten(1, (2, -1))
+            half = self.rope_angles[start : start + queries].double().unflatten(1, (2, -1))
             cos = torch.cat((half[:, 0], half[:, 0]), -1)[:, None]
             sin = torch.cat((-half[:, 1], half[:, 1]), -1)[:, None]
             rows = slice(first, first + queries)
@@ -138,14 +138,14 @@ def _reads_expansions(library: ctypes.CDLL, dtype: torch.dtype, code: int) -> No
     narrow, op = case.expand.to(dtype), s.LatentStruct
     case.expand = narrow
     found = torch.full_like(wanted, torch.nan)
-    sizes = case.heads, case.plain, case.turned, case.value, case.rank, case.paired
+    sizes = case.heads, case.plain, case.rotary, case.value, case.rank, case.paired
     struct = op(case.norm.data_ptr(), narrow.data_ptr(), case.place, code, 0, *sizes, 1e-6, case.scale)
     rows = s.LatentRows(case.q.data_ptr(), case.latent.data_ptr(), case.q.shape[1], case.latent.shape[1],
                         found.data_ptr(), found.shape[1])  # fmt: skip
     items = items_of(case.spans, case.tables)
     call = declare(library, "latent_attention", P, P, I32, P, I64, P, I64, P)
     call(ctypes.addressof(struct), items.ctypes.data, len(items), case.memory.data_ptr(), case.bytes,
-         case.turns.data_ptr(), case.turns.shape[1], ctypes.addressof(rows))  # fmt: skip
+         case.rope_angles.data_ptr(), case.rope_angles.shape[1], ctypes.addressof(rows))  # fmt: skip
     assert torch.equal(found, wanted)
 
 

@@ -82,15 +82,15 @@ def test_rope_append_rotates_and_stores_in_the_named_slots(normed: bool) -> None
     q = K.rope_append(qkv, cos, sin, rows, slots, kv_heads, *norms, 1e-6)
     for row in range(stored):
         for head in range(heads):
-            torch.testing.assert_close(q[row, head], turned(qkv[row, head], angles[row], norms[0]))
+            torch.testing.assert_close(q[row, head], rotated(qkv[row, head], angles[row], norms[0]))
         for head in range(kv_heads):
             at = slice(head * width, (head + 1) * width)
-            torch.testing.assert_close(rows[slots[row], at], turned(qkv[row, heads + head], angles[row], norms[1]))
+            torch.testing.assert_close(rows[slots[row], at], rotated(qkv[row, heads + head], angles[row], norms[1]))
             torch.testing.assert_close(rows[slots[stored + row], at], qkv[row, heads + kv_heads + head])
     assert len(rows.abs().sum(-1).nonzero()) == 2 * stored
 
 
-def turned(x: Tensor, angles: Tensor, norm: Tensor | None) -> Tensor:
+def rotated(x: Tensor, angles: Tensor, norm: Tensor | None) -> Tensor:
     """One head's vector, pair by pair (i, i + half)."""
     if norm is not None:
         x = x / (x.square().mean() + 1e-6).sqrt() * norm

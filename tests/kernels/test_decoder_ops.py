@@ -22,7 +22,7 @@ BUGS = {
     "RELU_SQUARED": ("activate", "activations"),
     "HALVE_ODD": ("halve_heads", "halved_heads"),
     "TEMPER_SHIFT": ("halve_heads", "tempered_queries"),
-    "ROPE": ("rope_append", "turned_heads"),
+    "ROPE": ("rope_append", "rotated_heads"),
     "ROUTE_TWO_FAR": ("route_two", "two_experts"),
     "SCAN_FADE": ("selective_scan", "selective_scans"),
     "CONVOLVE_PAST": ("selective_scan", "selective_scans"),

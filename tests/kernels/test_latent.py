@@ -11,13 +11,13 @@ from baton.kernels.latent_attention.reference import latent_attention
 from baton.kernels.moe.reference import moe
 from baton.kernels.route.reference import route
 
-PLAIN, TURNED, VALUE, RANK, HEADS = 12, 6, 10, 20, 3
+PLAIN, ROTARY, VALUE, RANK, HEADS = 12, 6, 10, 20, 3
 
 
 @pytest.mark.parametrize(("queries", "start"), [(1, 0), (1, 40), (7, 30), (37, 0)])
 def test_absorbed_projections_give_what_expanded_keys_and_values_give(queries: int, start: int) -> None:
-    q = torch.randn(queries, HEADS, PLAIN + TURNED)
-    kept = torch.randn(start + queries, RANK + TURNED)
+    q = torch.randn(queries, HEADS, PLAIN + ROTARY)
+    kept = torch.randn(start + queries, RANK + ROTARY)
     expand = torch.randn(HEADS, PLAIN + VALUE, RANK) / RANK**0.5
     full = torch.einsum("hpr,tr->htp", expand.double(), kept[:, :RANK].double())
     shared = kept[None, :, RANK:].double().expand(HEADS, -1, -1)

@@ -78,18 +78,18 @@ def test_threads_change_no_bit(library: ctypes.CDLL) -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_norms_are_taken_before_the_turn(library: ctypes.CDLL) -> None:
+def test_norms_are_taken_before_the_rotation(library: ctypes.CDLL) -> None:
     case = suite.Case(6, "float32", (4, 2, 40), [(0, 5)])
     qkv, eps = case.qkv[0].clone(), 1e-5
     norms = torch.rand(40) + 0.5, torch.rand(40) + 0.5
-    append(library, qkv, case.kv, [(case.items[0][0], 0, 5)], case.turns, norms, eps)
+    append(library, qkv, case.kv, [(case.items[0][0], 0, 5)], case.rope_angles, norms, eps)
     x = case.qkv[0].double()
     for part, weight, found in (
         (x[:, :4], norms[0], qkv[:, :4]),
         (x[:, 4:6], norms[1], case.stored(0)[0]),
     ):
         normed = part / (part.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-        torch.testing.assert_close(found, suite.turn(normed.float(), case.turns), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, suite.rotate(normed.float(), case.rope_angles), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_capped_scores_and_sinks_are_those_of_the_oracle(library: ctypes.CDLL, d
 
 
 @pytest.mark.parametrize("rotated", [2, 12, 24])
-def test_a_part_of_each_head_turns(library: ctypes.CDLL, rotated: int) -> None:
-    suite.a_part_of_each_head_turns(library, rotated)
+def test_a_part_of_each_head_rotates(library: ctypes.CDLL, rotated: int) -> None:
+    suite.a_part_of_each_head_rotates(library, rotated)
 
 
 @pytest.mark.parametrize("name", first_now(["SINK", "SOFTCAP", "ROTATED"], 0))

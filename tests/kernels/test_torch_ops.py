@@ -67,12 +67,12 @@ def memory(dtype: str) -> Tensor:
     """Pages that hold plausible K and V."""
     torch.manual_seed(5)
     pages = torch.zeros(8, page_bytes(dtype, KV_HEADS, DIM, LAYERS), dtype=torch.uint8)
-    turns = torch.rand(64, DIM)
+    rope_angles = torch.rand(64, DIM)
     for page in range(8):
         qkv = torch.randn(16, HEADS + 2 * KV_HEADS, DIM)
         for layer in range(LAYERS):
             torch_ops().rope_append(
-                qkv, pages, torch.tensor([page]), torch.tensor([[0, 0, 16]]), turns, None, None, 0.0,
+                qkv, pages, torch.tensor([page]), torch.tensor([[0, 0, 16]]), rope_angles, None, None, 0.0,
                 dtype, KV_HEADS, LAYERS, layer,
             )  # fmt: skip
     return pages

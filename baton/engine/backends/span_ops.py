@@ -28,13 +28,13 @@ from baton.engine.program.ops import (
     LayerNorm,
     Op,
     RmsNorm,
+    RotateHeads,
     Route,
     RouteTwo,
     ScaleRows,
     SelectiveScan,
     StateSpace,
     TemperQueries,
-    TurnHeads,
 )
 from baton.engine.program.program import Program
 from baton.kernels.activate.reference import activate
@@ -229,7 +229,7 @@ class SpanOps:
 
         return run
 
-    def _turn_heads(self, op: TurnHeads) -> SpanOp:
+    def _rotate_heads(self, op: RotateHeads) -> SpanOp:
         width, rotated = self._program.head_dim, self._program.heads + self._program.kv_heads
 
         def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
@@ -300,7 +300,7 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     ScaleRows: SpanOps._scale_rows,
     Activate: SpanOps._activate,
     LayerNorm: SpanOps._layer_norm,
-    TurnHeads: SpanOps._turn_heads,
+    RotateHeads: SpanOps._rotate_heads,
     RouteTwo: SpanOps._route_two,
     Convolve: SpanOps._convolve,
     Divide: SpanOps._divide,
@@ -373,7 +373,7 @@ def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
             | Center()
             | ScaleRows()
             | LayerNorm()
-            | TurnHeads()
+            | RotateHeads()
         ):
             return {op.out: width(op.x)}
         case Convolve():

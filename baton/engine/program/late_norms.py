@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from baton.engine.program.decoder import Decoder, with_rope_in
-from baton.engine.program.ops import Op, TurnHeads
+from baton.engine.program.ops import Op, RotateHeads
 
 
 class LateNorms(Decoder, frozen=True):
@@ -24,4 +24,4 @@ class LateNorms(Decoder, frozen=True):
         return cls(**{name: getattr(ropeless, name) for name in Decoder.__struct_fields__})
 
     def _before_rope(self, layer: int) -> Iterator[Op]:
-        yield TurnHeads("qkv", "qkv")
+        yield RotateHeads("qkv", "qkv")

@@ -390,6 +390,6 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.Convolve: _Split.convolve,
     p.SelectiveScan: _Split.scan,
     **dict.fromkeys((p.LayerNorm, p.Center, p.ScaleRows, p.RouteTwo, p.Divide), _Split.as_it_is),
-    **dict.fromkeys((p.HalveHeads, p.TemperQueries, p.TurnHeads), _Split.as_it_is),
+    **dict.fromkeys((p.HalveHeads, p.TemperQueries, p.RotateHeads), _Split.as_it_is),
 }
 SPLIT_OPS = frozenset(_SPLITS)

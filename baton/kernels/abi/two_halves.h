@@ -88,7 +88,7 @@ BATON_INLINE T& operator*=(T& a, T b) { return a = a * b; }
 BATON_INLINE vi& operator|=(vi& a, vi b) { return a = a | b; }
 BATON_INLINE vi& operator&=(vi& a, vi b) { return a = a & b; }
 
-// An 8 x 8 block of words turned over.
+// An 8 x 8 block of words transposed.
 BATON_INLINE void transpose_eight(__m256i (&r)[8]) {
   __m256i a[8], b[8];
   unroll<4>([&](auto i) BATON_LAMBDA {

@@ -283,7 +283,7 @@ BATON_INLINE vf decay(vf x) {
 #endif
 }
 
-// 16 x 16 words turned over, in place.
+// 16 x 16 words transposed, in place.
 BATON_INLINE void transpose(vi r[LANES]) {
 #if BATON_AVX512
   __m512i a[16], b[16];

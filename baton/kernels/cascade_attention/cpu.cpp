@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../abi/threads.h"
-#include "../paged_attention/splits.h"
+#include "../paged_attention/key_splits.h"
 
 namespace baton {
 namespace {

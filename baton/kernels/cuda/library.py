@@ -31,7 +31,7 @@ _FUNCTIONS: dict[str, tuple[CType, ...]] = {
     "session_close": (P,),
     "session_bind": (P, P, I64, I64, P),
     "session_admit": (P, P, I64),
-    "session_turns": (P, P, I64),
+    "session_angles": (P, P, I64),
     "session_share": (P, I32),
     "session_upload": (P, P, I32),
     "session_run": (P, I32, I32, I32),

@@ -24,13 +24,13 @@ struct Call {
   const LatentAttention& op;
   char* pages;
   int64_t page_bytes;
-  const float* turns;
-  int64_t turns_stride;
+  const float* angles;
+  int64_t angles_stride;
   const LatentRows& rows;
 
-  int64_t kept() const { return op.rank + op.turned; }
+  int64_t kept() const { return op.rank + op.rotary; }
   int64_t stride() const { return (kept() + LANES - 1) / LANES * LANES; }  // of an absorbed query
-  int64_t head_width() const { return op.plain + op.turned; }
+  int64_t head_width() const { return op.plain + op.rotary; }
 
   template <class T>
   T* latent(const AttentionItem& item, int64_t token) const {
@@ -41,10 +41,10 @@ struct Call {
     return (const E*)op.expand + (head * (op.plain + op.value) + row) * op.rank;
   }
 
-  // Rotates `turned` numbers.
-  void turn(const float* from, int64_t position, float* to) const {
-    const int half = op.turned / 2;
-    const float *cosines = turns + position * turns_stride, *sines = cosines + half;
+  // Rotates the `rotary` last numbers of a head by the angles of `position`.
+  void rotate(const float* from, int64_t position, float* to) const {
+    const int half = op.rotary / 2;
+    const float *cosines = angles + position * angles_stride, *sines = cosines + half;
     for (int i = 0; i < half; i++) {
 #if defined(BATON_MUTATION_LATENT_PAIRED)
       const float a = from[i], b = from[i + half];
@@ -62,7 +62,7 @@ void keep(const Call& c, const Row& row) {
   float* made = (float*)scratch(SCRATCH_TASK, size_t(c.stride()) * 4);
   const float* from = c.rows.latent + row.number * c.rows.latent_stride;
   norm_row(from, op.norm, op.eps, op.rank, made);
-  c.turn(from + op.rank, row.position, made + op.rank);
+  c.rotate(from + op.rank, row.position, made + op.rank);
   T* to = c.latent<T>(*row.item, row.position);
   for (int64_t i = 0; i < c.kept(); i++) put_element(to + i, made[i]);
 }
@@ -87,7 +87,7 @@ void absorb(const Call& c, const Row& row, int64_t head, float* to) {
       if (left > 0) store_part(to + r + v * LANES, sums[v], int(std::min<int64_t>(left, LANES)));
     });
   }
-  c.turn(q + op.plain, row.position, to + op.rank);
+  c.rotate(q + op.plain, row.position, to + op.rank);
 }
 
 // q: `heads` absorbed queries of one row, one after the other; each becomes what its head takes of the latents.
@@ -203,12 +203,12 @@ void run(const Call& c, const std::vector<Row>& rows) {
 }  // namespace baton
 
 BATON_API void baton_latent_attention(const baton::LatentAttention* op, const baton::AttentionItem* items, int32_t count, char* pages,
-                                      int64_t page_bytes, const float* turns, int64_t turns_stride, const baton::LatentRows* rows) {
+                                      int64_t page_bytes, const float* angles, int64_t angles_stride, const baton::LatentRows* rows) {
   using namespace baton;
   std::vector<Row> all;
   for (int32_t i = 0; i < count; i++)
     for (int32_t r = 0; r < items[i].queries; r++) all.push_back({&items[i], items[i].first + r, int64_t(items[i].start) + r});
-  const Call call{*op, pages, page_bytes, turns, turns_stride, *rows};
+  const Call call{*op, pages, page_bytes, angles, angles_stride, *rows};
   if (op->kv_type == KV_F16)
     run<Half>(call, all);
   else if (op->kv_type == KV_BF16)

@@ -1,7 +1,7 @@
 // A Llama's whole decode step but for its LM head, in one launch: a block per multiprocessor, all resident, goes through the layers'
 // phases together. Knows nothing of sessions or graphs.
 //
-//   q, k, v    norm'd rows x weights; a head's last tile's block norms, turns and stores the head for all rows at once
+//   q, k, v    norm'd rows x weights; a head's last tile's block norms, rotates and stores the head for all rows at once
 //   attention  paged_attention's units of work, two teams of 128 threads to a block
 //   out        x weights
 //   gate, up   x weights, with SwiGLU behind a tile
@@ -13,7 +13,7 @@
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
 #include "../paged_attention/spread.cuh"
-#include "../rope_append/turn.cuh"
+#include "../rope_append/rotate.cuh"
 #include "grid.cuh"
 #include "layer.cuh"
 #include "rows.cuh"
@@ -61,7 +61,7 @@ __device__ __forceinline__ void place(const Job& j, Layer* layer) {
   c.out_stride = threadIdx.x == GATE_UP ? c.inner : c.w.n;
 }
 
-// Behind a tile of q, k and v: heads that it was the last of are normed, turned and stored, a warp to a (head, row).
+// Behind a tile of q, k and v: heads that it was the last of are normed, rotated and stored, a warp to a (head, row).
 template <int T>
 __device__ __forceinline__ void finish_heads(const Job& j, const Layer& layer, int64_t tile, int* word) {
   const int d = j.head_dim, width = (j.heads + 2 * j.kv_heads) * d;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void finish_heads(const Job& j, const Layer& layer, i
   }
   __syncthreads();
   const int mask = *word, rows = int(j.step.rows);
-  const rope::Call c{kv_of(j, layer), j.step.items, j.step.item_count, j.heads, j.step.turns, j.step.turns_stride,
+  const rope::Call c{kv_of(j, layer), j.step.items, j.step.item_count, j.heads, j.step.angles, j.step.angles_stride,
                      layer.q_norm, layer.k_norm, layer.head_eps, j.qkv};
   for (int unit = threadIdx.x / 32; mask >> (unit / rows); unit += WARPS) {
     if (!(mask >> (unit / rows) & 1)) continue;

@@ -61,7 +61,7 @@ inline const char* misfit_of(const Model& m, const Op* ops, int at, const Op* in
   switch (at) {
     case NORM_AT: return op.delta == (in_front ? in_front[DOWN_AT].out : -1) ? nullptr : "what it adds is not the layer in front's output";
     case MLP_NORM_AT: return op.in == ops[NORM_AT].in && op.delta == ops[OUT_AT].out ? nullptr : "it does not add the attention's output";
-    case ROPE_AT: return op.in == ops[QKV_AT].out ? nullptr : "it does not turn the layer's own q and k";
+    case ROPE_AT: return op.in == ops[QKV_AT].out ? nullptr : "it does not rotate the layer's own q and k";
     case ATTENTION_AT: return op.in == ops[QKV_AT].out ? nullptr : "it does not read the layer's own q";
     case SWIGLU_AT: return op.in == ops[GATE_UP_AT].out && m.widths[op.out] % 16 == 0 ? nullptr : "its width is not a multiple of 16";
     case QKV_AT:

@@ -1,6 +1,6 @@
 // Rows are sorted by expert, so that an expert's weights pass once for all of its rows; a row's products are summed in one order,
 // whatever the rows beside it, and its experts' outputs in order of their rank.
-#include "routed.h"
+#include "expert_rows.h"
 
 #include "../linear/linear.h"
 #include "amx_layers.h"

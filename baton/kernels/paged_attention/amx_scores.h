@@ -23,17 +23,17 @@ inline int rows_of_tile(int rows) {
   return (rows + tiles - 1) / tiles;
 }
 
-// One page's K of one head, keys in lanes: turned[word][column …] of TILE columns, in whole steps of 16 words.
+// One page's K of one head, keys in lanes: transposed[word][column …] of TILE columns, in whole steps of 16 words.
 template <int T>
-void turn_for_tiles(const Call& c, const char* keys, int head, int32_t* turned, const char* ahead) {
+void transpose_for_tiles(const Call& c, const char* keys, int head, int32_t* transposed, const char* ahead) {
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   const char* rows = keys + shape.row<T>(0, head);
-  for (int left = c.kv.head_dim * kv_bytes<T>(); left > 0; left -= 64, rows += 64, ahead += LANES * 64, turned += LANES * TILE) {
+  for (int left = c.kv.head_dim * kv_bytes<T>(); left > 0; left -= 64, rows += 64, ahead += LANES * 64, transposed += LANES * TILE) {
     vi words[LANES];
-    turn(rows, shape.row<T>(1, 0), left, words);
+    transpose_rows(rows, shape.row<T>(1, 0), left, words);
     for (int w = 0; w < LANES; w++) {
       if (4 * w < left) fetch(ahead + w * 64);
-      std::memcpy(turned + w * TILE, &words[w], 64);
+      std::memcpy(transposed + w * TILE, &words[w], 64);
     }
   }
 }
@@ -88,7 +88,7 @@ void score_in_tiles(const Call& c, Rows& r, int first, const vf (&scales)[2], fl
   const int rows = r.rows(c), each = rows_of_tile(rows), words = part_words(c, kv_bytes<T>());
   for (int at = 0; at < rows; at += each) {
     const int64_t begin = int64_t(first + at) * words;
-    add_parts<P>((const char*)(r.high + begin), (const char*)(r.low + begin), words * 4, (const char*)r.turned, TILE * 4, LANES * TILE * 4, 64,
+    add_parts<P>((const char*)(r.high + begin), (const char*)(r.low + begin), words * 4, (const char*)r.transposed, TILE * 4, LANES * TILE * 4, 64,
                  words / LANES);
     store_parts(r.products);
     for (int i = 0; i < each && at + i < rows; i++)

@@ -1,4 +1,4 @@
-// Values by AMX tiles: a split's weights, in two parts, by its values. Knows nothing of scores. Included by splits.h alone.
+// Values by AMX tiles: a split's weights, in two parts, by its values. Knows nothing of scores. Included by key_splits.h alone.
 //
 // Beside int8 values weights have 16 bits, as in weights.h, and sums are exact; beside bf16 they are two bf16. Tokens are taken at
 // absolute positions, those that a row doesn't see at weights of zero: so a row's sums are the same in any company.

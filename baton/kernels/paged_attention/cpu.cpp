@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../abi/threads.h"
-#include "splits.h"
+#include "key_splits.h"
 
 namespace baton {
 namespace {

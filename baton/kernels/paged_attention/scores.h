@@ -1,4 +1,4 @@
-// The scores of a tile of keys: K turned so that keys lie in lanes, then q · k for every row. Included by splits.h alone.
+// The scores of a tile of keys: K transposed so that keys lie in lanes, then q · k for every row. Included by key_splits.h alone.
 #pragma once
 #include "amx_scores.h"
 
@@ -20,44 +20,44 @@ void load_queries(const Call& c, Rows& r) {
 #endif
 }
 
-// One page's K of one head, keys in lanes: turned[d][column …] of TILE columns. `ahead` is fetched meanwhile.
+// One page's K of one head, keys in lanes: transposed[d][column …] of TILE columns. `ahead` is fetched meanwhile.
 template <int T>
-void turn_page(const Call& c, const char* keys, int head, float* turned, const char* ahead) {
+void transpose_page(const Call& c, const char* keys, int head, float* transposed, const char* ahead) {
   constexpr int per = 4 / kv_bytes<T>();
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   const char* rows = keys + shape.row<T>(0, head);
   int left = c.kv.head_dim * kv_bytes<T>();
-  for (; left > 0; left -= 64, rows += 64, ahead += LANES * 64, turned += LANES * per * TILE) {
+  for (; left > 0; left -= 64, rows += 64, ahead += LANES * 64, transposed += LANES * per * TILE) {
     vi words[LANES];
-    turn(rows, shape.row<T>(1, 0), left, words);
+    transpose_rows(rows, shape.row<T>(1, 0), left, words);
     const int count = left < 64 ? (left + 3) / 4 : LANES;
     for (int w = 0; w < count; w++) {
       fetch(ahead + w * 64);
-      for (int part = 0; part < per; part++) store(turned + (w * per + part) * TILE, unpack<T>(words[w], part));
+      for (int part = 0; part < per; part++) store(transposed + (w * per + part) * TILE, unpack<T>(words[w], part));
     }
   }
 }
 
 // The tile's page `p`, as what multiplies it reads it.
 template <int T>
-void turn(const Call& c, Rows& r, const char* keys, int head, int p, const char* ahead) {
+void transpose_keys(const Call& c, Rows& r, const char* keys, int head, int p, const char* ahead) {
 #if BATON_AMX
   if constexpr (in_parts<T>())
-    if (by_tiles<T>(c, r)) return turn_for_tiles<T>(c, keys, head, (int32_t*)r.turned + p * LANES, ahead);
+    if (by_tiles<T>(c, r)) return transpose_for_tiles<T>(c, keys, head, (int32_t*)r.transposed + p * LANES, ahead);
 #endif
 #if BATON_AVX512
-  if constexpr (in_words<T>()) return turn_words<T>(c, keys, head, (int32_t*)r.turned + p * LANES, ahead);
+  if constexpr (in_words<T>()) return transpose_words<T>(c, keys, head, (int32_t*)r.transposed + p * LANES, ahead);
 #endif
-  if constexpr (!in_words<T>()) turn_page<T>(c, keys, head, r.turned + p * LANES, ahead);
+  if constexpr (!in_words<T>()) transpose_page<T>(c, keys, head, r.transposed + p * LANES, ahead);
 }
 
 // scores[r][0..31] = q[r] · the tile's keys, summed over d in order, times the keys' scales.
 template <int R>
-void score(const float* turned, const float* q, int d, const vf (&scales)[2], float* scores) {
+void score(const float* transposed, const float* q, int d, const vf (&scales)[2], float* scores) {
   vf low[R], high[R];
   unroll<R>([&](auto r) BATON_LAMBDA { low[r] = high[r] = vf{}; });
   for (int k = 0; k < d; k++) {
-    const vf a = load(turned + k * TILE), b = load(turned + k * TILE + LANES);
+    const vf a = load(transposed + k * TILE), b = load(transposed + k * TILE + LANES);
     unroll<R>([&](auto r) BATON_LAMBDA {
       const vf x = splat(q[r * d + k]);
       low[r] = fma(x, a, low[r]), high[r] = fma(x, b, high[r]);
@@ -69,10 +69,10 @@ void score(const float* turned, const float* q, int d, const vf (&scales)[2], fl
 }
 
 template <int R = SCORE_ROWS>
-void score_rows(int rows, const float* turned, const float* q, int d, const vf (&scales)[2], float* scores) {
+void score_rows(int rows, const float* transposed, const float* q, int d, const vf (&scales)[2], float* scores) {
   if constexpr (R > 0) {
-    for (; rows >= R; rows -= R, q += R * d, scores += R * SPLIT) score<R>(turned, q, d, scales, scores);
-    score_rows<R - 1>(rows, turned, q, d, scales, scores);
+    for (; rows >= R; rows -= R, q += R * d, scores += R * SPLIT) score<R>(transposed, q, d, scales, scores);
+    score_rows<R - 1>(rows, transposed, q, d, scales, scores);
   }
 }
 
@@ -121,7 +121,7 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin,
     const char* keys = plane<T>(c, *r.item, block, false);
     const Ahead ahead = after_keys<T>(c, r, block, h, begin, end);
     lines[p] = lines[1] = ahead.lines;
-    turn<T>(c, r, keys, h, p, ahead.lines);
+    transpose_keys<T>(c, r, keys, h, p, ahead.lines);
     if constexpr (kv_scaled<T>()) {
       fetch(ahead.scales);
       if constexpr (in_words<T>()) fetch(share<T>(c, *r.item, block, h, true).scales);
@@ -135,10 +135,10 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin,
 #if BATON_AVX512
   if constexpr (in_words<T>()) {
     const Words q{r.high, r.low, r.offsets, r.steps, part_words(c, kv_bytes<T>()), {lines[0], lines[1]}};
-    return score_word_rows<T>(rows, (const int32_t*)r.turned, q.past(at * rows), scales, scores);
+    return score_word_rows<T>(rows, (const int32_t*)r.transposed, q.past(at * rows), scales, scores);
   }
 #endif
-  score_rows(rows, r.turned, r.q + size_t(at) * rows * c.kv.head_dim, c.kv.head_dim, scales, scores);
+  score_rows(rows, r.transposed, r.q + size_t(at) * rows * c.kv.head_dim, c.kv.head_dim, scales, scores);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ struct Next {
 struct Rows {
   const AttentionItem* item;
   int query, queries, head, heads;  // heads: KV heads
-  float *q, *scores, *acc, *most, *total, *turned, *scales, *steps;
+  float *q, *scores, *acc, *most, *total, *transposed, *scales, *steps;
   int32_t *high, *low;  // q in two parts, see words.h
   int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, with low, and with 256 high + low
   uint8_t *weight_high, *weight_low;  // a split's weights in 16 bits, see weights.h
@@ -80,7 +80,7 @@ size_t carve(Rows& r, const Call& c, char* at) {
     used += (floats * 4 + 63) & ~size_t(63);
   };
   take(r.q, rows * d), take(r.scores, rows * SPLIT), take(r.acc, rows * c.padded);
-  take(r.most, rows), take(r.total, rows), take(r.turned, (d + LANES) * TILE);
+  take(r.most, rows), take(r.total, rows), take(r.transposed, (d + LANES) * TILE);
   if ((!BATON_AVX512 && !BATON_AMX) || (c.kv.type != KV_INT8 && c.kv.type != KV_BF16)) return used;
   float *high, *low, *offsets, *weight_high, *weight_low, *sums, *values, *products;
   const size_t bytes = c.kv.type == KV_INT8 ? 1 : 2, past = rows + PAST_ROWS, words = past * size_t(part_words(c, int(bytes)));
@@ -132,8 +132,8 @@ BATON_INLINE void fetch(const char* line) {
 #endif
 }
 
-// Sixteen rows of 64 bytes (of which `left` are there) turned over: words[w] has word w of every row.
-BATON_INLINE void turn(const char* rows, size_t stride, int left, vi (&words)[LANES]) {
+// Sixteen rows of 64 bytes (of which `left` are there) transposed: words[w] has word w of every row.
+BATON_INLINE void transpose_rows(const char* rows, size_t stride, int left, vi (&words)[LANES]) {
   if (left >= 64) {
     for (int j = 0; j < LANES; j++, rows += stride) words[j] = load_words(rows);
   } else {

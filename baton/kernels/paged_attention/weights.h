@@ -1,5 +1,5 @@
 // int8 values meet a row's weights in integers, with AVX-512: 16 bits of each weight, as two bytes, by four tokens at a time.
-// The sums are exact. Knows nothing of keys and scores. Included by splits.h alone.
+// The sums are exact. Knows nothing of keys and scores. Included by key_splits.h alone.
 #pragma once
 #include "scores.h"
 

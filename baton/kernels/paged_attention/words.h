@@ -105,7 +105,7 @@ void split_queries(const Call& c, Rows& r) {
 #endif
 #if BATON_AVX512
 
-// Of a page's words (its lines are as many) `w` is one: the lines to fetch while they are turned over, the first half, and
+// Of a page's words (its lines are as many) `w` is one: the lines to fetch while they are transposed, the first half, and
 // beside their products, the others.
 constexpr int early_line(int w) { return w / 2; }
 constexpr int late_line(int w, int words) {
@@ -113,21 +113,21 @@ constexpr int late_line(int w, int words) {
   return block + (count + w - block) / 2;
 }
 
-// One page's K of one head, keys in lanes: turned[word][column …] of TILE columns. Of int8, + 128.
+// One page's K of one head, keys in lanes: transposed[word][column …] of TILE columns. Of int8, + 128.
 template <int T>
-void turn_words(const Call& c, const char* keys, int head, int32_t* turned, const char* ahead) {
+void transpose_words(const Call& c, const char* keys, int head, int32_t* transposed, const char* ahead) {
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   const char* rows = keys + shape.row<T>(0, head);
   const vi flip = splat_word(T == KV_INT8 ? int32_t(0x80808080) : 0);
   int left = c.kv.head_dim * kv_bytes<T>();
-  for (; left > 0; left -= 64, rows += 64, ahead += LANES * 64, turned += LANES * TILE) {
+  for (; left > 0; left -= 64, rows += 64, ahead += LANES * 64, transposed += LANES * TILE) {
     vi words[LANES];
-    turn(rows, shape.row<T>(1, 0), left, words);
+    transpose_rows(rows, shape.row<T>(1, 0), left, words);
     const int count = left < 64 ? (left + 3) / 4 : LANES;
     for (int w = 0; w < count; w++) {
       if (w % 2 == 0) fetch(ahead + early_line(w) * 64);
       const vi word = words[w] ^ flip;
-      std::memcpy(turned + w * TILE, &word, 64);
+      std::memcpy(transposed + w * TILE, &word, 64);
     }
   }
 }
@@ -157,7 +157,7 @@ BATON_INLINE vf joined(const Words& q, int row, __m512i up, __m512i down) {
 
 // scores[r][0..31] = q[r] · the tile's keys, times the keys' scales.
 template <int T, int R, bool FETCH>
-void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], float* scores) {
+void score_words(const int32_t* transposed, const Words& q, const vf (&scales)[2], float* scores) {
   __m512i up[R][2], down[R][2];
   unroll<R>([&](auto r) BATON_LAMBDA {
     up[r][0] = up[r][1] = T == KV_INT8 ? _mm512_set1_epi32(-q.offsets[3 * r]) : _mm512_setzero_si512();
@@ -166,7 +166,7 @@ void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], f
   const int count = q.count;
   const int32_t *high = q.high, *low = q.low;
   const auto word = [&](int w) BATON_LAMBDA {
-    const __m512i keys[2] = {_mm512_loadu_si512(turned + w * TILE), _mm512_loadu_si512(turned + w * TILE + LANES)};
+    const __m512i keys[2] = {_mm512_loadu_si512(transposed + w * TILE), _mm512_loadu_si512(transposed + w * TILE + LANES)};
     unroll<R>([&](auto r) BATON_LAMBDA {
       const __m512i x = _mm512_set1_epi32(high[r * count + w]), y = _mm512_set1_epi32(low[r * count + w]);
       unroll<2>([&](auto half) BATON_LAMBDA {
@@ -199,17 +199,17 @@ void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], f
 }
 
 template <int T, int R = 4, bool FETCH = true>
-void score_word_rows(int rows, const int32_t* turned, const Words& q, const vf (&scales)[2], float* scores) {
+void score_word_rows(int rows, const int32_t* transposed, const Words& q, const vf (&scales)[2], float* scores) {
   if constexpr (R > 0) {
-    if (rows < R) return score_word_rows<T, R - 1, FETCH>(rows, turned, q, scales, scores);
-    score_words<T, R, FETCH>(turned, q, scales, scores);
-    score_word_rows<T, R, false>(rows - R, turned, q.past(R), scales, scores + R * SPLIT);
+    if (rows < R) return score_word_rows<T, R - 1, FETCH>(rows, transposed, q, scales, scores);
+    score_words<T, R, FETCH>(transposed, q, scales, scores);
+    score_word_rows<T, R, false>(rows - R, transposed, q.past(R), scales, scores + R * SPLIT);
   }
 }
 
-// Few rows meet keys that are turned in registers, as far as is worth while for them: four keys' 64 bytes become four vectors, of
+// Few rows meet keys that are transposed in registers, as far as is worth while for them: four keys' 64 bytes become four vectors, of
 // which vector i has in its 128-bit lane L word 4 L + i of each key. They meet words of q in the same places; a key's four sums
-// are added at the end. That takes half of the shuffles of a whole turn, and neither stores nor loads of what is turned; each
+// are added at the end. That takes half of the shuffles of a whole transposition, and neither stores nor loads of what is transposed; each
 // row pays with nine instructions for sixteen keys.
 #if defined(BATON_MUTATION_NEAR)
 constexpr int NEAR_SHIFT = 7;  // a planted bug: what is high counts half

@@ -3,13 +3,13 @@
 
 #include "../abi/rows.h"
 #include "../rms_norm/norm_row.h"
-#include "turn_heads.h"
+#include "rotate_heads.h"
 
 namespace baton {
 namespace {
 
-// (x, y) of each pair, halves apart, turned by its angle: the roundings of x cos - y sin as the reference has them.
-void turn(float* x, const float* cosines, const float* sines, int half) {
+// (x, y) of each pair, halves apart, rotated by its angle: the roundings of x cos - y sin as the reference has them.
+void rotate(float* x, const float* cosines, const float* sines, int half) {
   for (int i = 0; i < half; i += LANES) {
     const int n = half - i < LANES ? half - i : LANES;
     const vf a = load_part(x + i, n), b = load_part(x + half + i, n);
@@ -39,9 +39,9 @@ void row(const PagedKv& kv, Heads own, const AttentionItem& item, int at, int he
     const float* weight = h < heads ? q_norm : k_norm;
     if (weight) norm_row(x, weight, eps, d, x);
 #if defined(BATON_MUTATION_ROTATED)
-    turn(x, angles, angles + rotated / 2, d / 2 < rotated ? d / 2 : rotated);
+    rotate(x, angles, angles + rotated / 2, d / 2 < rotated ? d / 2 : rotated);
 #else
-    turn(x, angles, angles + rotated / 2, rotated / 2);
+    rotate(x, angles, angles + rotated / 2, rotated / 2);
 #endif
     if (h >= heads) put<T>(keys, shape, position % PAGE, own.first + h - heads, x);
   }
@@ -49,7 +49,7 @@ void row(const PagedKv& kv, Heads own, const AttentionItem& item, int at, int he
 }
 
 template <int T>
-void append(const PagedKv& kv, Heads own, const AttentionItem* items, int count, int heads, const float* turns, int64_t stride,
+void append(const PagedKv& kv, Heads own, const AttentionItem* items, int count, int heads, const float* angles, int64_t stride,
             int rotated, const float* q_norm, const float* k_norm, float eps, float* qkv) {
   const int64_t width = int64_t(heads + 2 * own.count) * kv.head_dim;
   int64_t rows = 0;
@@ -60,17 +60,17 @@ void append(const PagedKv& kv, Heads own, const AttentionItem* items, int count,
     int64_t before = 0;
     for (const AttentionItem* item = items; item < items + count && before < range.end; before += item++->queries)
       for (int64_t at = range.begin > before ? range.begin - before : 0; at < item->queries && before + at < range.end; at++)
-        row<T>(kv, own, *item, int(at), heads, turns + (item->start + at) * stride, rotated, q_norm, k_norm, eps,
+        row<T>(kv, own, *item, int(at), heads, angles + (item->start + at) * stride, rotated, q_norm, k_norm, eps,
                qkv + (item->first + at) * width);
   });
 }
 
 }  // namespace
 
-void append_heads(const PagedKv& kv, Heads own, const AttentionItem* items, int32_t count, int32_t heads, const float* turns,
-                  int64_t turns_stride, int32_t rotated, const float* q_norm, const float* k_norm, float eps, float* qkv) {
+void append_heads(const PagedKv& kv, Heads own, const AttentionItem* items, int32_t count, int32_t heads, const float* angles,
+                  int64_t angles_stride, int32_t rotated, const float* q_norm, const float* k_norm, float eps, float* qkv) {
   const auto run = [&](auto type) {
-    append<type()>(kv, own, items, count, heads, turns, turns_stride, rotated, q_norm, k_norm, eps, qkv);
+    append<type()>(kv, own, items, count, heads, angles, angles_stride, rotated, q_norm, k_norm, eps, qkv);
   };
   switch (kv.type) {
     case KV_F32: return run(std::integral_constant<int, KV_F32>());
@@ -84,24 +84,24 @@ void append_heads(const PagedKv& kv, Heads own, const AttentionItem* items, int3
 }  // namespace baton
 
 BATON_API void baton_rope_append_part(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
-                                      int32_t heads, const float* turns, int64_t turns_stride, int32_t rotated,
+                                      int32_t heads, const float* angles, int64_t angles_stride, int32_t rotated,
                                       const float* q_norm, const float* k_norm, float eps, float* qkv) {
-  baton::append_heads(*kv, {0, kv->kv_heads}, items, count, heads, turns, turns_stride, rotated, q_norm, k_norm, eps, qkv);
+  baton::append_heads(*kv, {0, kv->kv_heads}, items, count, heads, angles, angles_stride, rotated, q_norm, k_norm, eps, qkv);
 }
 
 BATON_API void baton_rope_append(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
-                                 int32_t heads, const float* turns, int64_t turns_stride, const float* q_norm,
+                                 int32_t heads, const float* angles, int64_t angles_stride, const float* q_norm,
                                  const float* k_norm, float eps, float* qkv) {
-  baton_rope_append_part(kv, items, count, heads, turns, turns_stride, kv->head_dim, q_norm, k_norm, eps, qkv);
+  baton_rope_append_part(kv, items, count, heads, angles, angles_stride, kv->head_dim, q_norm, k_norm, eps, qkv);
 }
 
-BATON_API void baton_turn_heads(const baton::AttentionItem* items, int32_t count, int64_t heads, int64_t width, int64_t total,
-                                const float* turns, int64_t turns_stride, int32_t rotated, float* x) {
+BATON_API void baton_rotate_heads(const baton::AttentionItem* items, int32_t count, int64_t heads, int64_t width, int64_t total,
+                                  const float* angles, int64_t angles_stride, int32_t rotated, float* x) {
   using namespace baton;
   for (const AttentionItem* item = items; item < items + count; item++)
     for_rows(item->queries, total, [&](int64_t at) {
-      const float* angles = turns + (item->start + at) * turns_stride;
+      const float* own = angles + (item->start + at) * angles_stride;
       float* row = x + (item->first + at) * total;
-      for (int64_t h = 0; h < heads; h++) baton::turn(row + h * width, angles, angles + rotated / 2, rotated / 2);
+      for (int64_t h = 0; h < heads; h++) baton::rotate(row + h * width, own, own + rotated / 2, rotated / 2);
     });
 }

@@ -1,9 +1,9 @@
-// A warp to a head: norm and turn q in place, k and v straight into the page, quantized there. Knows nothing of sequences
+// A warp to a head: norm and rotate q in place, k and v straight into the page, quantized there. Knows nothing of sequences
 // beyond their block tables. The items are read on the device, so that a captured launch serves any batch of their count.
 #include "../cuda/device.cuh"
 #include "../cuda/scan.cuh"
 #include "../cuda/workspace.cuh"
-#include "turn.cuh"
+#include "rotate.cuh"
 
 namespace baton {
 namespace {
@@ -48,11 +48,11 @@ int launch(const Call& c, void* stream) {
 }  // namespace baton
 
 BATON_API int baton_rope_append(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count, int32_t heads,
-                                const float* turns, int64_t turns_stride, const float* q_norm, const float* k_norm,
+                                const float* angles, int64_t angles_stride, const float* q_norm, const float* k_norm,
                                 float eps, float* qkv, void* stream) {
   using namespace baton;
   if (!count) return 0;
-  const Call c{*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv};
+  const Call c{*kv, items, count, heads, angles, angles_stride, q_norm, k_norm, eps, qkv};
   switch (kv->type) {
     case KV_F32: return launch<KV_F32>(c, stream);
     case KV_BF16: return launch<KV_BF16>(c, stream);

@@ -31,11 +31,11 @@ def rope_append(
     qk = qkv[:, : heads + kv_heads]
     if q_norm is not None and k_norm is not None:
         qk = torch.cat((normed(qk[:, :heads], q_norm, eps), normed(qk[:, heads:], k_norm, eps)), 1)
-    turned = rotate(qk, cos, sin)
+    rotated_heads = rotate(qk, cos, sin)
     stored = slots.shape[0] // 2
-    fresh = torch.cat((turned[:stored, heads:], qkv[:stored, heads + kv_heads :]))
+    fresh = torch.cat((rotated_heads[:stored, heads:], qkv[:stored, heads + kv_heads :]))
     kv_rows.index_copy_(0, slots, fresh.reshape(2 * stored, -1).to(kv_rows.device))
-    return turned[:, :heads]
+    return rotated_heads[:, :heads]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class Run {
 
   int rope_append(const Op& o) const {
     const PagedKv pages = kv(o);
-    return baton_rope_append(&pages, s_.items, s_.item_count, m_.heads, s_.turns, s_.turns_stride, o.q_norm, o.k_norm, o.eps,
+    return baton_rope_append(&pages, s_.items, s_.item_count, m_.heads, s_.angles, s_.angles_stride, o.q_norm, o.k_norm, o.eps,
                              at(o.in), stream_);
   }
 

@@ -61,7 +61,7 @@ void show_kv(Ranks& r, const PagedKv& kv, const AttentionItem* items, int32_t co
 
 void show_latents(Ranks& r, const LatentAttention& op, const char* pages, int64_t page_bytes, const AttentionItem* items, int32_t count) {
   const Hosts to = lead_host(r);
-  const int64_t token = (op.rank + op.turned) * element_bytes(op.kv_type);
+  const int64_t token = (op.rank + op.rotary) * element_bytes(op.kv_type);
   if (!to) return;
   for_each_page(items, count, [&](int32_t page, int64_t begin, int64_t end) {
     const char* first = pages + page * page_bytes + op.place + begin * token;
@@ -108,8 +108,8 @@ void show_expert_rows(Ranks& r) {
 
 using namespace baton;
 
-BATON_API void baton_rank_show_turns(Ranks* ranks, int64_t bytes) {
-  write_elsewhere(ranks->group, other_hosts(ranks->group), LINK_RANKS, ranks->turns, 1, bytes, bytes);
+BATON_API void baton_rank_show_angles(Ranks* ranks, int64_t bytes) {
+  write_elsewhere(ranks->group, other_hosts(ranks->group), LINK_RANKS, ranks->angles, 1, bytes, bytes);
 }
 
 BATON_API void baton_rank_show_states(Ranks* ranks, const int32_t* items, int64_t count, int32_t swapped) {

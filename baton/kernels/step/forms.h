@@ -9,7 +9,7 @@ enum FormKind : int32_t {
   OP_EMBED_SCALED = 64,  // OP_EMBED; `eps` is the factor on its rows
   OP_ADD,                // `in` += `delta`, nothing else
   OP_NORM_PART,          // columns `layer` … `layer` + `window` - 1 of `in`, in place
-  OP_ROPE_PART,          // OP_ROPE_APPEND; `window` dims of a head turn, by turns `delta` floats into a position's
+  OP_ROPE_PART,          // OP_ROPE_APPEND; `window` dims of a head rotate, by angles `delta` floats into a position's
   OP_ATTENTION_FORM,     // OP_ATTENTION; `table`: AttentionForm
   OP_GEGLU,              // OP_SWIGLU with gelu
   OP_BIASED_MOE,         // OP_MOE; `table`: BiasedMoe

@@ -22,7 +22,7 @@ BATON_API int baton_linear_rounded(const baton::PackedLinear* w, const void* q, 
 BATON_API int baton_linear_rounded_swiglu(const baton::PackedLinear* w, const void* q, const float* scales, int64_t m,
                                           const float* bias, void* out, int32_t out_dtype, int64_t out_stride, void* stream);
 BATON_API int baton_rope_append(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count, int32_t heads,
-                                const float* turns, int64_t turns_stride, const float* q_norm, const float* k_norm, float eps,
+                                const float* angles, int64_t angles_stride, const float* q_norm, const float* k_norm, float eps,
                                 float* qkv, void* stream);
 BATON_API int baton_paged_attention(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count, int32_t heads,
                                     int32_t window, float scale, const float* q, int64_t q_stride, float* out, int64_t out_stride,

@@ -71,7 +71,7 @@ void publish(const Step& s, const int32_t* table, int64_t table_count, const Dea
     to.items[i] = s.items[i];
     to.items[i].pages = (const int32_t*)((const char*)s.items[i].pages - (const char*)table);  // an offset, in bytes
   }
-  plan.rows = s.rows, plan.page_bytes = s.page_bytes, plan.layer_bytes = s.layer_bytes, plan.turns_stride = s.turns_stride;
+  plan.rows = s.rows, plan.page_bytes = s.page_bytes, plan.layer_bytes = s.layer_bytes, plan.angles_stride = s.angles_stride;
   if (deal.owners) std::memcpy(to.owners, deal.owners, size_t(s.item_count) * 4);
   if (deal.adapters) std::memcpy(to.adapters, deal.adapters, size_t(s.item_count) * 4);
   plan.order = ORDER_STEP, plan.parts = deal.parts, plan.keeps = deal.keeps, plan.adapted = deal.adapters != nullptr;
@@ -126,8 +126,8 @@ Step step_of(const Model& m, const Ranks& r, Room& room) {
   for (AttentionItem& item : room.items) item.pages = (const int32_t*)((const char*)from.table + intptr_t(item.pages));
   Step s{};
   s.tokens = from.tokens, s.items = room.items.data(), s.sampled = from.sampled;
-  s.turns = r.turns, s.pages = r.pages, s.arena = room.reach(plan.rows * own_floats(m, r));
-  s.rows = plan.rows, s.page_bytes = plan.page_bytes, s.layer_bytes = plan.layer_bytes, s.turns_stride = plan.turns_stride;
+  s.angles = r.angles, s.pages = r.pages, s.arena = room.reach(plan.rows * own_floats(m, r));
+  s.rows = plan.rows, s.page_bytes = plan.page_bytes, s.layer_bytes = plan.layer_bytes, s.angles_stride = plan.angles_stride;
   s.item_count = plan.item_count, s.sampled_count = plan.sampled_count, s.kv_type = plan.kv_type;
   return s;
 }

@@ -65,7 +65,7 @@ struct PlanPage {
   alignas(64) std::atomic<uint32_t> number;  // of plans so far; those who wait for the next sleep on it
   std::atomic<uint32_t> sleepers;
   alignas(64) int64_t rows;
-  int64_t page_bytes, layer_bytes, turns_stride, table_count;
+  int64_t page_bytes, layer_bytes, angles_stride, table_count;
   int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, swapped;
   Seat handed[MOST_RANKS];   // parts that each stage, by its first rank, has handed to the next, ever
   Seat columns[MOST_RANKS];  // where the ranks of one stage meet
@@ -74,7 +74,7 @@ struct PlanPage {
 };
 
 // Registers that a rank hands to another: of all rows, one register behind the other, `first` floats per row into shared memory.
-struct Carried {
+struct CarriedRegisters {
   const int32_t* registers;
   int64_t first;
   int32_t count, pad;
@@ -108,7 +108,7 @@ struct SharedStates {
 struct Ranks {
   Group group;
   PlanPage* plan;
-  const float* turns;       // shared
+  const float* angles;      // shared
   char* pages;
   float *registers, *logits;  // shared
   int64_t plan_bytes, register_floats, logit_floats;
@@ -119,7 +119,7 @@ struct Ranks {
   int64_t carried_floats;     // per row, of all that ranks hand on
   int32_t op_count;
   uint32_t taken, given, seen;  // parts and orders so far; the rank's own
-  Carried in, out;
+  CarriedRegisters in, out;
   const LoraSite* const* adapters;  // by number: what this rank has of each
   LoraStep* lora;                   // which the ops point at
   LoraStep everyones;               // of all ranks' rows, where ranks exchange these
@@ -153,7 +153,7 @@ BATON_API void baton_rank_dismiss(baton::Ranks* ranks);
 BATON_API void baton_rank_call(baton::Ranks* ranks);
 // Copies the first `bytes` of the lead's rotary angles to other hosts, and of `count` of its pages the part that ranks of `host` read to
 // that host, as of the next plan.
-BATON_API void baton_rank_show_turns(baton::Ranks* ranks, int64_t bytes);
+BATON_API void baton_rank_show_angles(baton::Ranks* ranks, int64_t bytes);
 BATON_API void baton_rank_show_pages(baton::Ranks* ranks, int32_t host, const int32_t* pages, int64_t count, int64_t page_bytes,
                                      const baton::PageExtent* part, int64_t extents);
 // Copies the recurrent states of `count` of the next step's items to other hosts; `swapped` as that step's.

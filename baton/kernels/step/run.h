@@ -68,10 +68,10 @@ class Run {
   }
 
   // Copies registers of this step's rows from where those of all rows lie; `rows` are their numbers there.
-  void take(const Carried& c, const int32_t* rows) { carry(c, rows, true); }
+  void take(const CarriedRegisters& c, const int32_t* rows) { carry(c, rows, true); }
 
   // Copies registers of this step's rows to where those of all rows lie, here and on the hosts `to`.
-  void hand_on(const Carried& c, const int32_t* rows, Hosts to) {
+  void hand_on(const CarriedRegisters& c, const int32_t* rows, Hosts to) {
     carry(c, rows, false);
     const float* shared = carried(c);
     for (int32_t i = 0; i < c.count; shared += all_rows_ * width(c.registers[i++])) show_rows(*r_, to, shared, rows, s_.rows, width(c.registers[i]));
@@ -128,8 +128,8 @@ class Run {
         return baton_halve_heads(at(o.in), s_.rows, n, m_.heads + own().count, dim, o.window, at(o.out));
       case OP_TEMPER_QUERIES:
         return baton_temper_queries((const Tempering*)o.table, s_.items, s_.item_count, n, m_.heads * dim, copied(o));
-      case OP_TURN_HEADS:
-        return baton_turn_heads(s_.items, s_.item_count, m_.heads + own().count, dim, n, s_.turns + o.delta, s_.turns_stride, o.window,
+      case OP_ROTATE_HEADS:
+        return baton_rotate_heads(s_.items, s_.item_count, m_.heads + own().count, dim, n, s_.angles + o.delta, s_.angles_stride, o.window,
                                 copied(o));
       case OP_ROUTE_TWO: return baton_route_two(at(o.in), s_.rows, int32_t(n), o.eps, at(o.out), at(o.delta));
       case OP_DIVIDE: return divide(o, *(const Registers*)o.table);
@@ -174,7 +174,7 @@ class Run {
   void latent(const Op& o) {
     const LatentAttention& op = *(const LatentAttention*)o.table;
     const LatentRows rows{at(o.in), at(o.delta), width(o.in), width(o.delta), own_columns(o), width(o.out)};
-    baton_latent_attention(&op, s_.items, s_.item_count, s_.pages, s_.page_bytes, s_.turns, s_.turns_stride, &rows);
+    baton_latent_attention(&op, s_.items, s_.item_count, s_.pages, s_.page_bytes, s_.angles, s_.angles_stride, &rows);
     if (r_) show_latents(*r_, op, s_.pages, s_.page_bytes, s_.items, s_.item_count);
   }
 
@@ -189,9 +189,9 @@ class Run {
     }
   }
 
-  float* carried(const Carried& c) const { return r_->registers + (r_->shared_floats + c.first) * all_rows_; }
+  float* carried(const CarriedRegisters& c) const { return r_->registers + (r_->shared_floats + c.first) * all_rows_; }
 
-  void carry(const Carried& c, const int32_t* rows, bool inwards) {
+  void carry(const CarriedRegisters& c, const int32_t* rows, bool inwards) {
     float* shared = carried(c);
     for (int32_t i = 0; i < c.count; i++) {
       const int64_t n = width(c.registers[i]);
@@ -295,7 +295,7 @@ class Run {
   Heads own() const { return r_ ? r_->own : Heads{0, m_.kv_heads}; }
 
   void rope(const Op& o, int32_t first, int32_t rotated) {
-    append_heads(kv(o), own(), s_.items, s_.item_count, m_.heads, s_.turns + first, s_.turns_stride, rotated, o.q_norm, o.k_norm,
+    append_heads(kv(o), own(), s_.items, s_.item_count, m_.heads, s_.angles + first, s_.angles_stride, rotated, o.q_norm, o.k_norm,
                  o.eps, at(o.in));
     if (r_) show_kv(*r_, kv(o), s_.items, s_.item_count);
   }

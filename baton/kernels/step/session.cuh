@@ -75,10 +75,10 @@ class Session {
   }
 
   // cos and sin by position; the old table may be in use until the stream has got there.
-  int turns(const float* host, int64_t bytes) {
+  int angles(const float* host, int64_t bytes) {
     if (const int wrong = stream_wait(stream_)) return wrong;
-    if (const int wrong = reach(turns_, size_t(bytes))) return wrong;
-    return copy(turns_.at, host, size_t(bytes), stream_);
+    if (const int wrong = reach(angles_, size_t(bytes))) return wrong;
+    return copy(angles_.at, host, size_t(bytes), stream_);
   }
 
   // From here on, sequences that begin with the same `least` tokens or more read their pages once; 0: each for itself.
@@ -117,7 +117,7 @@ class Session {
     float* logits = static_cast<float*>(logits_.at);
     if (const int wrong = staging_.upload(host, adapters, heads, sizes_, vocab_, logits, stream_, step_, moved)) return wrong;
     if (moved) forget();
-    step_.turns = static_cast<const float*>(turns_.at);
+    step_.angles = static_cast<const float*>(angles_.at);
     step_.pages = device_, step_.arena = static_cast<float*>(arena_.at);
     return 0;
   }
@@ -255,7 +255,7 @@ class Session {
   char *host_ = nullptr, *seen_ = nullptr, *device_ = nullptr;
   void *stream_ = nullptr, *side_ = nullptr;
   Event appended_{}, published_{};
-  Room pages_, arena_, turns_, logits_, sums_, beside_;
+  Room pages_, arena_, angles_, logits_, sums_, beside_;
   Staging staging_;
   Step step_{};
   Sizes sizes_;
@@ -283,8 +283,8 @@ BATON_API int baton_session_bind(void* session, char* host, int64_t pages, int64
 BATON_API int baton_session_admit(void* session, const int32_t* pages, int64_t count) {
   return static_cast<baton::Session*>(session)->admit(pages, count);
 }
-BATON_API int baton_session_turns(void* session, const float* host, int64_t bytes) {
-  return static_cast<baton::Session*>(session)->turns(host, bytes);
+BATON_API int baton_session_angles(void* session, const float* host, int64_t bytes) {
+  return static_cast<baton::Session*>(session)->angles(host, bytes);
 }
 BATON_API int baton_session_share(void* session, int32_t least) { return static_cast<baton::Session*>(session)->share(least); }
 BATON_API int baton_session_upload(void* session, const baton::Step* step, int32_t how) {

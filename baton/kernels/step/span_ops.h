@@ -6,7 +6,7 @@
 #include "../halve_heads/halve_heads.h"
 #include "../latent_attention/latent.h"
 #include "../layer_norm/layer_norm.h"
-#include "../rope_append/turn_heads.h"
+#include "../rope_append/rotate_heads.h"
 #include "../route/route.h"
 #include "../route_two/route_two.h"
 #include "../selective_scan/selective_scan.h"
@@ -31,7 +31,7 @@ enum SpanOpKind : int32_t {
   OP_ACTIVATE,         // by the activation of number `layer`
   OP_HALVE_HEADS,      // the first `window` floats of each head
   OP_TEMPER_QUERIES,   // by the Tempering in `table`
-  OP_TURN_HEADS,       // `window` floats of a head, by turns `delta` floats into a position's
+  OP_ROTATE_HEADS,     // `window` floats of a head, by angles `delta` floats into a position's
   OP_ROUTE_TWO,        // `eps` is the jitter; factors to `delta`
   OP_DIVIDE,           // `in` to the Registers in `table`, side by side
   OP_CONVOLVE,         // the first columns of `in`

@@ -11,7 +11,7 @@ from baton.kernels.abi.native import I32, I64, F, P
 
 # span_ops.h: SpanOpKind
 NORM_ROWS, LATENT, ROUTE, COMBINE, GATED_HEADS, GATE, GATED_DELTA, STATE_SPACE = range(160, 168)
-LAYER_NORM, CENTER, SCALE_ROWS, ACTIVATE, HALVE_HEADS, TEMPER_QUERIES, TURN_HEADS = range(168, 175)
+LAYER_NORM, CENTER, SCALE_ROWS, ACTIVATE, HALVE_HEADS, TEMPER_QUERIES, ROTATE_HEADS = range(168, 175)
 ROUTE_TWO, DIVIDE, CONVOLVE, SELECTIVE_SCAN = range(175, 179)
 # activate/cpu.cpp: Activation
 ACTIVATIONS = {"gelu_new": 0, "gelu_pytorch_tanh": 0, "relu": 1, "relu2": 2, "silu": 3}
@@ -38,7 +38,7 @@ class LatentStruct(ctypes.Structure):
         ("place", I64),
         *(
             (name, I32)
-            for name in ("expand_dtype", "kv_type", "heads", "plain", "turned", "value", "rank", "paired")
+            for name in ("expand_dtype", "kv_type", "heads", "plain", "rotary", "value", "rank", "paired")
         ),
         ("eps", F),
         ("scale", F),

@@ -34,10 +34,10 @@ struct Step {
   const AttentionItem* items;
   const int32_t* sampled;      // row numbers
   Choice* choices;             // one per sampled row
-  const float* turns;          // cos and sin by position, see rope_append.h
+  const float* angles;         // cos and sin by position, see rope_append.h
   char* pages;
   float* arena;
-  int64_t rows, page_bytes, layer_bytes, turns_stride;
+  int64_t rows, page_bytes, layer_bytes, angles_stride;
   int32_t item_count, sampled_count, kv_type;
   int32_t group_count;         // of a GPU alone: sequences that begin with the same pages
   const PrefixGroup* groups;

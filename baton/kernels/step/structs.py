@@ -72,8 +72,8 @@ class Step(ctypes.Structure):
     """Mirrors Step of step.h."""
 
     _fields_ = [
-        *((name, P) for name in ("tokens", "items", "sampled", "choices", "turns", "pages", "arena")),
-        *((name, I64) for name in ("rows", "page_bytes", "layer_bytes", "turns_stride")),
+        *((name, P) for name in ("tokens", "items", "sampled", "choices", "angles", "pages", "arena")),
+        *((name, I64) for name in ("rows", "page_bytes", "layer_bytes", "angles_stride")),
         *((name, I32) for name in ("item_count", "sampled_count", "kv_type", "group_count")),
         ("groups", P),
     ]

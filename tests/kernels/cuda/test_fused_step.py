@@ -60,7 +60,7 @@ def results(runner: CudaRunner, plan: StepPlan, one_by_one: bool) -> tuple[list[
     with torch.inference_mode():
         batch = NativeBatch(plan, runner.spec.vocab_size, trials.PAGES)
         runner._reach(batch.reach)
-        runner._call("session_turns", runner._session, runner._rope_angles.data_ptr(), runner._rope_angles.nbytes)
+        runner._call("session_angles", runner._session, runner._rope_angles.data_ptr(), runner._rope_angles.nbytes)
         runner._call("session_upload", runner._session, ctypes.byref(runner._step(batch)), PLAIN)
         before, count = launched(runner), len(runner._program.ops)
         for at in range(count) if one_by_one else [0]:

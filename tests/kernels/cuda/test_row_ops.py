@@ -88,12 +88,12 @@ def appends(library: ctypes.CDLL) -> None:
         attention_suite.appended_rows_read_back(library, dtype, (3, 1, 6))
 
 
-def norms_before_turns(library: ctypes.CDLL) -> None:
+def norms_before_rotation(library: ctypes.CDLL) -> None:
     for heads in ((4, 2, 40), (2, 1, 256)):
         case = attention_suite.Case(6, "float32", heads, [(0, 5)])
         qkv, eps, dim = case.qkv[0].clone(), 1e-5, heads[2]
         norms = torch.rand(dim) + 0.5, torch.rand(dim) + 0.5
-        append(library, qkv, case.kv, [(case.items[0][0], 0, 5)], case.turns, norms, eps)
+        append(library, qkv, case.kv, [(case.items[0][0], 0, 5)], case.rope_angles, norms, eps)
         x, q = case.qkv[0].double(), heads[0]
         for part, weight, found in (
             (x[:, :q], norms[0], qkv[:, :q]),
@@ -101,7 +101,7 @@ def norms_before_turns(library: ctypes.CDLL) -> None:
         ):
             wanted = part / (part.square().mean(-1, keepdim=True) + eps).sqrt() * weight
             torch.testing.assert_close(
-                found, attention_suite.turn(wanted.float(), case.turns), atol=1e-5, rtol=1e-5
+                found, attention_suite.rotate(wanted.float(), case.rope_angles), atol=1e-5, rtol=1e-5
             )
 
 
@@ -111,7 +111,7 @@ def long_batches(library: ctypes.CDLL) -> None:
     sizes = [(rng.choice((0, 15, 31)), rng.choice((1, 1, 1, 2))) for _ in range(300)]
     case = attention_suite.Case(4, "int8", (2, 1, 8), sizes)
     rows = torch.cat([qkv[start:] for qkv, (start, _) in zip(case.qkv, sizes, strict=True)])
-    append(library, rows, case.kv, case.items, case.turns)
+    append(library, rows, case.kv, case.items, case.rope_angles)
     for at, (start, _) in enumerate(sizes):
         found, wanted = case.stored(at)[1][start:], case.rows(at)[1][start:]
         assert bool(((found - wanted).abs() <= 1e-2 * wanted.abs().amax(-1, keepdim=True)).all())
@@ -197,7 +197,7 @@ def _one_codec(library: ctypes.CDLL, pages: torch.Tensor, dtype: str, name: str)
 
 CHECKS: tuple[Check, ...] = (
     *rows_suite.CHECKS,
-    *(rounded_norms, appends, norms_before_turns, long_batches),
+    *(rounded_norms, appends, norms_before_rotation, long_batches),
     *(copies, copies_alone, the_sum_is_of_what_was_stored, verified, wire_codecs),
 )
 

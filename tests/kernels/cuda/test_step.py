@@ -146,10 +146,10 @@ def test_each_op_answers_as_the_cpus_on_the_same_inputs(pair: Any, kind: Kind, k
         batch = NativeBatch(plan, cpu.spec.vocab_size, trials.PAGES)
         cpu._compute(plan, batch)  # makes the arena
         gpu._reach(batch.reach)
-        gpu._call("session_turns", gpu._session, gpu._rope_angles.data_ptr(), gpu._rope_angles.nbytes)
+        gpu._call("session_angles", gpu._session, gpu._rope_angles.data_ptr(), gpu._rope_angles.nbytes)
         gpu._call("session_upload", gpu._session, ctypes.byref(gpu._step(batch)), PLAIN)
         step = cpu._step(batch)
-        step.turns, step.pages, step.arena = (t.data_ptr() for t in (cpu._rope_angles, cpu._memory, cpu._arena))
+        step.angles, step.pages, step.arena = (t.data_ptr() for t in (cpu._rope_angles, cpu._memory, cpu._arena))
         for at, op in enumerate(gpu._program.ops[:-1]):
             whole = slice(0, batch.rows)
             registers = {name: gpu._rows(batch, name, whole) for name in gpu._program.registers} if at else {}
@@ -207,7 +207,7 @@ def test_what_the_host_held_may_change_once_the_plan_is_uploaded(pair: Any) -> N
     with torch.inference_mode():
         batch = NativeBatch(plan, cpu.spec.vocab_size, trials.PAGES)
         gpu._reach(batch.reach)
-        gpu._call("session_turns", gpu._session, gpu._rope_angles.data_ptr(), gpu._rope_angles.nbytes)
+        gpu._call("session_angles", gpu._session, gpu._rope_angles.data_ptr(), gpu._rope_angles.nbytes)
         gpu._call("session_upload", gpu._session, ctypes.byref(gpu._step(batch)), PLAIN)
         tokens = batch.choices.copy()
         for array in (batch.tokens, batch.flat, batch.wanted, batch.choices, batch.items):

@@ -213,7 +213,7 @@ class CudaRunner(StepRunner):
     def _launch(self, batch: NativeBatch, brought: list[int]) -> None:
         device, session = self._device, self._session
         if self._reach(batch.reach):
-            device.call("session_turns", session, self._rope_angles.data_ptr(), self._rope_angles.nbytes)
+            device.call("session_angles", session, self._rope_angles.data_ptr(), self._rope_angles.nbytes)
         if brought:
             pages = np.array(brought, np.int32)
             device.call("session_admit", session, pages.ctypes.data, len(pages))

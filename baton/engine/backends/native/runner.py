@@ -107,7 +107,7 @@ class NativeRunner(StepRunner):
         if len(self._arena) < floats:
             self._arena = torch.empty(floats)
         step, count = self._step(batch), len(self._program.ops)
-        step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._rope_angles, self._memory, self._arena))
+        step.angles, step.pages, step.arena = (t.data_ptr() for t in (self._rope_angles, self._memory, self._arena))
         seeing, watched = self._seeing(step, batch), Observation(plan.items)
         states = self._states(plan)
         copies = index_of(batch.copies) if batch.copies else None

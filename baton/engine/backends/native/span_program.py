@@ -187,10 +187,10 @@ class SpanCompiler:
     def _temper_queries(self, op: p.TemperQueries) -> Op:
         return self._op(s.TEMPER_QUERIES, s.TemperingStruct(op.scale, op.floor, op.shift), op.x, None, op.out)
 
-    def _turn_heads(self, op: p.TurnHeads) -> Op:
+    def _rotate_heads(self, op: p.RotateHeads) -> Op:
         rope = self._to.rope
         at = self._at(op.x), rope.offsets[0], self._at(op.out)
-        return Op(s.TURN_HEADS, *at, window=rope.rotated[0])
+        return Op(s.ROTATE_HEADS, *at, window=rope.rotated[0])
 
     def _route_two(self, op: p.RouteTwo) -> Op:
         return Op(s.ROUTE_TWO, self._at(op.logits), self._at(op.factor), self._at(op.out), eps=op.jitter)
@@ -258,7 +258,7 @@ _COMPILERS: dict[type, Callable[[SpanCompiler, Any], Op]] = {
     p.Activate: SpanCompiler._activate,
     p.HalveHeads: SpanCompiler._halve_heads,
     p.TemperQueries: SpanCompiler._temper_queries,
-    p.TurnHeads: SpanCompiler._turn_heads,
+    p.RotateHeads: SpanCompiler._rotate_heads,
     p.RouteTwo: SpanCompiler._route_two,
     p.Divide: SpanCompiler._divide,
     p.Convolve: SpanCompiler._convolve,

@@ -83,7 +83,7 @@ class StepRunner(ABC):
             return StepResult(sampled, self._clock() - began, scored, pooled, observed=batch.observed)
 
     def _step(self, batch: NativeBatch) -> structs.Step:
-        """Returns the step's struct with the host's addresses, without turns, pages and arena."""
+        """Returns the step's struct with the host's addresses, without rotary angles, pages and arena."""
         layout = self.spec.layout
         tokens, items, sampled, choices = batch.addresses
         return structs.Step(
@@ -94,7 +94,7 @@ class StepRunner(ABC):
             rows=batch.rows,
             page_bytes=layout.page_bytes,
             layer_bytes=layout.page_bytes // self._layers,
-            turns_stride=self._rope_angles.shape[1],
+            angles_stride=self._rope_angles.shape[1],
             item_count=len(batch.items),
             sampled_count=len(batch.wanted),
             kv_type=structs.KV_TYPES[layout.dtype],

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.backends.native.step_runner import FIRST_ANGLES
-from baton.engine.backends.ranks.program import Carried, NativeRankProgram
+from baton.engine.backends.ranks.program import CarriedRegisters, NativeRankProgram
 from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, NativeFunction, P
@@ -55,15 +55,15 @@ class RanksStruct(ctypes.Structure):
 
     _fields_ = (
         ("group", Group),
-        *((name, P) for name in ("plan", "turns", "pages", "registers", "logits")),
+        *((name, P) for name in ("plan", "angles", "pages", "registers", "logits")),
         *((name, I64) for name in ("plan_bytes", "register_floats", "logit_floats")),
         ("is_shared", P),
         *((name, I64) for name in ("vocab", "first_token")),
         *((name, I32) for name in ("first_head", "heads", "page_heads", "deal")),
         ("carried_floats", I64),
         *((name, I32) for name in ("op_count", "taken", "given", "seen")),
-        ("in", Carried),
-        ("out", Carried),
+        ("in", CarriedRegisters),
+        ("out", CarriedRegisters),
         *((name, P) for name in ("adapters", "lora")),
         ("everyones", LoraStep),
         *((name, I64) for name in ("shared_floats", "first_shared")),
@@ -195,7 +195,7 @@ def call(ranks: RanksStruct) -> None:
 
 def show_angles(ranks: RanksStruct, size: int) -> None:
     """Copies the first ``size`` bytes of the lead's rotary angles to other hosts, before the next step."""
-    native.function("rank_show_turns", P, I64)(ctypes.addressof(ranks), size)
+    native.function("rank_show_angles", P, I64)(ctypes.addressof(ranks), size)
 
 
 def show_states(ranks: RanksStruct, items: Sequence[int], swapped: bool) -> None:

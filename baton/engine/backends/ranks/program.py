@@ -40,8 +40,8 @@ def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-class Carried(ctypes.Structure):
-    """Mirrors the C struct Carried of step/ranks.h: registers that ranks pass to one another."""
+class CarriedRegisters(ctypes.Structure):
+    """Mirrors the C struct CarriedRegisters of step/ranks.h: registers that ranks pass to one another."""
 
     _fields_ = (("registers", P), ("first", I64), ("count", I32), ("pad", I32))
 
@@ -131,10 +131,10 @@ class NativeRankProgram(NativeProgram):
         """Returns the number of floats per row in the registers that ranks pass to one another."""
         return self.own.carried * self.hidden
 
-    def _carried(self, residual: Residual) -> Carried:
+    def _carried(self, residual: Residual) -> CarriedRegisters:
         registers = np.array([self.registers[name] for name in residual.registers], np.int32)
         self._kept.append(registers)
-        return Carried(registers.ctypes.data, residual.first * self.hidden, len(registers), 0)
+        return CarriedRegisters(registers.ctypes.data, residual.first * self.hidden, len(registers), 0)
 
     @property
     def row_floats(self) -> int:

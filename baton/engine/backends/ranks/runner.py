@@ -190,7 +190,7 @@ class RankRunner(StepRunner):
         if len(self._arena) < floats:
             self._arena = torch.empty(floats)
         step = self._step(batch)
-        step.turns, step.pages, step.arena = self._memory.rope_angles, self._ranks.pages, self._arena.data_ptr()
+        step.angles, step.pages, step.arena = self._memory.rope_angles, self._ranks.pages, self._arena.data_ptr()
         table, deal = (batch.flat.ctypes.data, len(batch.flat)), ctypes.byref(self._dealt(plan, batch, step))
         code = self._run(self._own.address, ctypes.byref(step), *table, deal, ctypes.addressof(self._ranks))
         if code == TOO_LARGE:

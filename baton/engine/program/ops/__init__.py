@@ -13,8 +13,8 @@ from baton.engine.program.ops.attention import (
     LatentAttention,
     PagedAttention,
     RopeAppend,
+    RotateHeads,
     TemperQueries,
-    TurnHeads,
 )
 from baton.engine.program.ops.encoding import Activate, Classify, EmbedText, FullAttention, LayerNorm
 from baton.engine.program.ops.experts import Combine, Moe, MoeGate, Route, RouteTwo
@@ -55,6 +55,7 @@ __all__ = [
     "PagedAttention",
     "RmsNorm",
     "RopeAppend",
+    "RotateHeads",
     "Route",
     "RouteTwo",
     "ScaleRows",
@@ -62,7 +63,6 @@ __all__ = [
     "StateSpace",
     "SwiGlu",
     "TemperQueries",
-    "TurnHeads",
 ]
 
 Op = (
@@ -98,7 +98,7 @@ Op = (
     | TemperQueries
     | Center
     | ScaleRows
-    | TurnHeads
+    | RotateHeads
     | RouteTwo
     | Convolve
     | Divide

@@ -107,7 +107,7 @@ class TemperQueries(BaseOp, frozen=True, tag=True):
     out: str
 
 
-class TurnHeads(BaseOp, frozen=True, tag=True):
+class RotateHeads(BaseOp, frozen=True, tag=True):
     """Rotates the heads of q and k in ``x`` to their positions by the program's first rope, before they are normed;
     out has the same columns.
     """

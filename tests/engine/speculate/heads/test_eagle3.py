@@ -40,7 +40,7 @@ class Reference:
     def norm(self, x: Tensor, name: str) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.t[f"{name}.weight"]
 
-    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         inverse = 1.0 / 10000.0 ** (torch.arange(0, self.width, 2) / self.width)
         angles = torch.cat((positions[:, None] * inverse,) * 2, -1)[:, None]
         low, high = x.chunk(2, -1)
@@ -55,7 +55,7 @@ class Reference:
         q, k, v = (
             (both @ t[f"midlayer.self_attn.{name}_proj.weight"].T).view(rows, -1, self.width) for name in "qkv"
         )
-        q, k = self.turned(q, positions), self.turned(k, positions)
+        q, k = self.rotated(q, positions), self.rotated(k, positions)
         k, v = (x.repeat_interleave(self.heads // self.kv, 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.width)
         weights = (scores + torch.full((rows, rows), -torch.inf).triu(1)).softmax(-1)

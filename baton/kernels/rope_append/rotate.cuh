@@ -1,4 +1,4 @@
-// A head by a warp: normed, turned, and if it is k or v, into its page, quantized there. Knows nothing of who takes which head.
+// A head by a warp: normed, rotated, and if it is k or v, into its page, quantized there. Knows nothing of who takes which head.
 #pragma once
 #include "../paged_attention/attention.h"
 
@@ -10,8 +10,8 @@ struct Call {
   PagedKv kv;
   const AttentionItem* items;
   int32_t count, heads;
-  const float* turns;
-  int64_t turns_stride;
+  const float* angles;
+  int64_t angles_stride;
   const float *q_norm, *k_norm;
   float eps;
   float* qkv;
@@ -67,7 +67,7 @@ struct Head {
   }
 
   // The roundings of x cos - y sin as the reference has them: no fused multiply-add.
-  __device__ __forceinline__ void turn(const float* angles, int half) {
+  __device__ __forceinline__ void rotate(const float* angles, int half) {
 #pragma unroll
     for (int p = 0; p < PER; p++) {
       if (pair(p) >= half) continue;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void head(const Call& c, const AttentionItem& item, i
   if (which < c.heads + kv_heads) {
     const float* weight = which < c.heads ? c.q_norm : c.k_norm;
     if (weight) mine.norm(weight, c.eps, half);
-    mine.turn(c.turns + position * c.turns_stride, half);
+    mine.rotate(c.angles + position * c.angles_stride, half);
     mine.write(x, half);
     if (which < c.heads) return;
   }

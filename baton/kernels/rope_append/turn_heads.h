@@ -1,8 +1,0 @@
-// Rotates heads without storing them, on a CPU alone. Knows nothing of layers.
-#pragma once
-#include "../abi/common.h"
-#include "../abi/paged.h"
-
-// x, rows of `total` floats that begin with `heads` heads of `width`, of which `rotated` floats turn as in form.h, in place.
-BATON_API void baton_turn_heads(const baton::AttentionItem* items, int32_t count, int64_t heads, int64_t width, int64_t total,
-                                const float* turns, int64_t turns_stride, int32_t rotated, float* x);
