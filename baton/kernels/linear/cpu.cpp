@@ -141,6 +141,10 @@ void chunk_integers(const Call& call, const Work& work) {
   packed.scales = w.scales ? w.scales + scale_at : nullptr, packed.mins = has_mins(w) ? w.mins + scale_at : nullptr;
   packed.exact = w.exact / group;
 #if BATON_AVX512
+  if (codes && rows.in_registers) {
+    const ByteTable table(table_of(w));
+    return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_codes<size>(packed, tile, table.at); });
+  }
   if (rows.halves)
     return each_tile<kPanel / 2>(call, work, [&](auto size, const TileRows& tile) { half_tile_w4<size>(packed, tile); });
 #endif
@@ -162,7 +166,7 @@ void chunk_integers(const Call& call, const Work& work) {
 int64_t unpacked_bytes(const PackedLinear& w, const Rows& rows) {
   const int64_t width = rows.width(0);
   if (becomes_bf16(w.kind)) return 2 * width * kPanel + 4 * group_floats(w, width);
-  return w.kind == LINEAR_CODES || (w.kind == LINEAR_W4 && !rows.in_registers) ? width * kPanel : 0;
+  return (w.kind == LINEAR_CODES || w.kind == LINEAR_W4) && !rows.in_registers ? width * kPanel : 0;
 }
 
 void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {

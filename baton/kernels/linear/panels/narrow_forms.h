@@ -54,10 +54,19 @@ constexpr uint8_t kPlaces = 15;
 inline const int8_t* table_of(const PackedLinear& w) { return (const int8_t*)w.mins; }
 inline const bf16* wide_table_of(const PackedLinear& w) { return (const bf16*)(table_of(w) + 16); }
 
+// The numbers of a table of codes + 128, as dot products take weights.
+struct ByteTable {
+  alignas(16) uint8_t at[16];
+
+  explicit ByteTable(const int8_t* numbers) {
+    for (int i = 0; i < 16; ++i) at[i] = uint8_t(numbers[i & kPlaces] + 128);
+  }
+};
+
 // `steps` of [64][4] bytes with two nibbles each -> twice as many steps of [64][4] bytes, the table's numbers + 128.
 inline void look_up(const uint8_t* w, int64_t steps, const int8_t* numbers, uint8_t* out) {
-  alignas(16) uint8_t table[16];
-  for (int i = 0; i < 16; ++i) table[i] = uint8_t(numbers[i & kPlaces] + 128);
+  const ByteTable bytes(numbers);
+  const uint8_t* table = bytes.at;
 #if BATON_AVX512
   const __m512i places = _mm512_set1_epi8(15), found = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table));
   for (int64_t s = 0; s < steps; ++s, w += 256, out += 512)

@@ -112,15 +112,13 @@ inline void look_up_pairs(const Form form, const uint8_t* w, int64_t inputs, uin
 }
 
 // One chunk's part of `inputs`, from its packed bytes; x: [two inputs][row][2] bf16.
-template <int R, class Form>
-inline void tile_looked_up(const Form form, const uint8_t* w, int64_t inputs, const TileRows& rows) {
+template <int R, class Sums, class Form>
+inline void tile_looked_up(const Form form, const uint8_t* w, int64_t inputs, const TileRows& rows, const Sums sums) {
   constexpr int kPairs = Form::kInputs / 2;
   __m512 acc[R][4];
   const char* x = rows.x;
   Ahead ahead = rows.ahead;
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = _mm512_loadu_ps(rows.out + r * kPanel + 16 * j); });
-  });
+  sums.template begin<R>(acc, rows.out);
   for (int64_t s = 0; s < inputs / Form::kInputs; ++s, w += 256, x += 4 * kPairs * R) {
     unroll<4>([&](auto j) BATON_LAMBDA {
       __m512i pairs[kPairs];
@@ -131,9 +129,7 @@ inline void tile_looked_up(const Form form, const uint8_t* w, int64_t inputs, co
     });
     ahead.fetch<R>();
   }
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<4>([&](auto j) BATON_LAMBDA { _mm512_storeu_ps(rows.out + r * kPanel + 16 * j, acc[r][j]); });
-  });
+  sums.template end<R>(acc, rows.out);
 }
 
 }  // namespace baton

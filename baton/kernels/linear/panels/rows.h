@@ -51,21 +51,23 @@ inline bool widens(const PackedLinear& w, int64_t m) {
 }
 
 // int4 is taken apart in registers, beside the dot products: with AVX-512, and of few rows; else a chunk's bytes are made first.
+// So are codes with AVX-512, of at most two tiles' rows: dot products of more are better by tiles of bytes.
 inline bool in_registers(const PackedLinear& w, int64_t m) {
+  if (w.kind == LINEAR_CODES) return BATON_AVX512 && m <= 2 * kRowsW4;
   return w.kind == LINEAR_W4 && (BATON_AVX512 || m < kManyRowsNarrow) && !widens(w, m);
 }
 
 // Tiles go through half a panel each, then all through the other half, if int4 has small groups, whose float sums are better
 // in registers. One tile alone reads a panel as one stream.
 inline bool by_halves(const PackedLinear& w, int64_t m) {
-  return BATON_AVX512 && in_registers(w, m) && small_groups(w) && m > kRowsW4;
+  return BATON_AVX512 && w.kind == LINEAR_W4 && in_registers(w, m) && small_groups(w) && m > kRowsW4;
 }
 
 struct Rows {  // what is multiplied, in the calling thread's scratch
   int64_t m, tiles, k, padded, unit;  // unit: inputs in 4 bytes
   int64_t chunk, group, groups;       // inputs per chunk and per sum, sums per row
   bool halves;                        // of panels
-  bool widened, in_registers;         // int4: see above
+  bool widened, in_registers;         // int4 and codes: see above
   bool are_e4m3, summed;              // rows of bf16: rounded to e4m3; each group's inputs added up
   float given;                        // e4m3 rows' scale, 0 for their own
   char* x;
@@ -207,7 +209,8 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   if (wide)
     rows.chunk = up(!BATON_AVX512 ? kNarrowChunk : lie_as_read(w, m) ? kChunk : kPairChunk, w.group ? w.group : 8);
   else
-    rows.chunk = up(w.kind == LINEAR_CODES ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
+    rows.chunk = up(w.kind == LINEAR_CODES && !rows.in_registers ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk,
+                    w.exact ? 2 * w.exact : rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;
   int64_t x_bytes = up(m * rows.padded / rows.unit * rows.word(), 64), start_bytes = up(m * rows.groups * 4, 64);
   rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + start_bytes + m * 4);

@@ -192,16 +192,27 @@ struct StepW8 {
   }
 };
 
+// What nibbles stand for: themselves, or the table's bytes that they are places of.
+struct Themselves {
+  BATON_INLINE __m512i operator()(__m512i nibbles) const { return nibbles; }
+};
+struct InTable {
+  const __m512i table;
+  BATON_INLINE __m512i operator()(__m512i nibbles) const { return _mm512_shuffle_epi8(table, nibbles); }
+};
+
 // Steps of [64][4] bytes with two nibbles each, taken apart in registers: free beside four rows' dot products.
-template <int R>
+template <int R, class Numbers = Themselves>
 struct StepW4 {
+  Numbers numbers;
+
   BATON_INLINE void operator()(__m512i (&acc)[R][4], const uint8_t*& w, const char*& x) const {
     const __m512i low = _mm512_set1_epi8(15);
     __m512i both[4], first[4], second[4];
     unroll<4>([&](auto j) BATON_LAMBDA {
       both[j] = _mm512_loadu_si512(w + 64 * j);
-      first[j] = _mm512_and_si512(both[j], low);
-      second[j] = _mm512_and_si512(_mm512_srli_epi16(both[j], 4), low);
+      first[j] = numbers(_mm512_and_si512(both[j], low));
+      second[j] = numbers(_mm512_and_si512(_mm512_srli_epi16(both[j], 4), low));
     });
     unroll<R>([&](auto r) BATON_LAMBDA {
       __m512i b = broadcast(x + 4 * r), c = broadcast(x + 4 * (R + r));
@@ -234,16 +245,67 @@ inline void tile_w4(const TileWeights& weights, const TileRows& rows) {
   with_scales<R>(weights, rows, StepW4<R>());
 }
 
-// w: `steps` of [64][2] bf16. The sum goes on where `out` left off, so chunks don't show in it.
+// Codes, places in a `table` of sixteen bytes, aligned, each 128 more than its number.
 template <int R>
-inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
+inline void tile_codes(const TileWeights& weights, const TileRows& rows, const uint8_t* table) {
+  const InTable numbers{_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table))};
+  each_group<SCALES, R>(weights, rows, StepW4<R, InTable>{numbers});
+}
+
+// What a part's float sums begin and end with: they go on where `out` left off, so chunks don't show in them.
+struct GoesOn {
+  template <int R>
+  BATON_INLINE void begin(__m512 (&acc)[R][4], const float* out) const {
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = _mm512_loadu_ps(out + r * kPanel + 16 * j); });
+    });
+  }
+  template <int R>
+  BATON_INLINE void end(const __m512 (&acc)[R][4], float* out) const {
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      unroll<4>([&](auto j) BATON_LAMBDA { _mm512_storeu_ps(out + r * kPanel + 16 * j, acc[r][j]); });
+    });
+  }
+};
+
+// Or a group's: they begin at zero; their scale times a row's own number, if that is one, brings them into `out`, less the minimums
+// by that number.
+struct OfGroup {
+  const float *scales, *mins, *own;  // [64], or null; [row]
+  bool scaled_rows;
+
+  template <int R>
+  BATON_INLINE void begin(__m512 (&acc)[R][4], const float*) const {
+    unroll<R>([&](auto r) BATON_LAMBDA { unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = _mm512_setzero_ps(); }); });
+  }
+  template <int R>
+  BATON_INLINE void end(const __m512 (&acc)[R][4], float* out) const {
+    if (mins) return put<R, true, false>(acc, out);
+    scaled_rows ? put<R, false, true>(acc, out) : put<R, false, false>(acc, out);
+  }
+  template <int R, bool Mins, bool Rows>
+  BATON_INLINE void put(const __m512 (&acc)[R][4], float* out) const {
+    unroll<4>([&](auto j) BATON_LAMBDA {
+      const __m512 scale = _mm512_loadu_ps(scales + 16 * j);
+      unroll<R>([&](auto r) BATON_LAMBDA {
+        float* to = out + r * kPanel + 16 * j;
+        const __m512 by = Rows ? _mm512_mul_ps(scale, _mm512_set1_ps(own[r])) : scale;
+        __m512 total = _mm512_add_ps(_mm512_loadu_ps(to), _mm512_mul_ps(acc[r][j], by));
+        if (Mins) total = _mm512_sub_ps(total, _mm512_mul_ps(_mm512_loadu_ps(mins + 16 * j), _mm512_set1_ps(own[r])));
+        _mm512_storeu_ps(to, total);
+      });
+    });
+  }
+};
+
+// w: `steps` of [64][2] bf16.
+template <int R, class Sums = GoesOn>
+inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows, const Sums sums = {}) {
   __m512 acc[R][4];
   const char* x = rows.x;
   Ahead ahead = rows.ahead;
   ResultRows results = rows.results;
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = _mm512_loadu_ps(rows.out + r * kPanel + 16 * j); });
-  });
+  sums.template begin<R>(acc, rows.out);
   for (int64_t s = 0; s < steps;) {
     for (const int64_t end = std::min(s + kSegment, steps); s < end; ++s, w += 128, x += 4 * R) {
       __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 32),
@@ -259,9 +321,7 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
     }
     results.fetch();
   }
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<4>([&](auto j) BATON_LAMBDA { _mm512_storeu_ps(rows.out + r * kPanel + 16 * j, acc[r][j]); });
-  });
+  sums.template end<R>(acc, rows.out);
 }
 
 #endif

@@ -138,6 +138,12 @@ struct AsBf16 {
   void add(int64_t from, int64_t inputs, const TileRows& tile) const {
     tile_bf16<R>(w + from * kPanel, inputs / 2, tile);
   }
+#if BATON_AVX512
+  template <int R>
+  void add_group(int64_t from, int64_t inputs, const TileRows& tile, const OfGroup& sums) const {
+    tile_bf16<R>(w + from * kPanel, inputs / 2, tile, sums);
+  }
+#endif
 };
 
 #if BATON_AVX2 && !BATON_AVX512
@@ -165,7 +171,11 @@ struct AsLookedUp {
   static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return inputs / Form::kInputs * each.bytes; }
   template <int R>
   void add(int64_t from, int64_t inputs, const TileRows& tile) const {
-    tile_looked_up<R>(form, w + from / Form::kInputs * 256, inputs, tile);
+    tile_looked_up<R>(form, w + from / Form::kInputs * 256, inputs, tile, GoesOn());
+  }
+  template <int R>
+  void add_group(int64_t from, int64_t inputs, const TileRows& tile, const OfGroup& sums) const {
+    tile_looked_up<R>(form, w + from / Form::kInputs * 256, inputs, tile, sums);
   }
 };
 #endif
@@ -197,10 +207,18 @@ BATON_INLINE void with_floats(const PackedLinear& w, const uint8_t* at, int64_t 
 // `width` inputs in groups: each group's sum times its scale, less its minimum times its inputs, is added to the rows'.
 template <int R, class Floats>
 inline void tile_groups(const Floats& w, int64_t width, int64_t group, GroupScales of, TileRows tile, bool scaled_rows) {
-  alignas(64) float sums[R * kPanel];
-  float* const out = tile.out;
   const float* own = (const float*)tile.starts;
   const int64_t share = R > kFewRows ? tile.ahead.bytes * group / width : Floats::ahead(group, tile.ahead);
+#if BATON_AVX512
+  for (int64_t at = 0; at < width; at += group, tile.x += group / 2 * word_bytes(R) * R, own += R) {
+    w.template add_group<R>(at, std::min(group, width - at), tile, OfGroup{of.scales, of.mins, own, scaled_rows});
+    of.scales += kGroupStride;
+    if (of.mins) of.mins += kGroupStride;
+    tile.ahead.at += share;
+  }
+#else
+  alignas(64) float sums[R * kPanel];
+  float* const out = tile.out;
   tile.out = sums;
   if (R > kFewRows) tile.ahead.bytes = share;
   for (int64_t at = 0; at < width; at += group, tile.x += group / 2 * word_bytes(R) * R, own += R) {
@@ -217,6 +235,7 @@ inline void tile_groups(const Floats& w, int64_t width, int64_t group, GroupScal
     if (of.mins) of.mins += kGroupStride;
     tile.ahead.at += share;
   }
+#endif
 }
 
 // |x| up to 448 as the nearest e4m3 number, ties to even: three bits behind the first one, below 2^-6 steps of 2^-9.
