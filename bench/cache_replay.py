@@ -76,7 +76,7 @@ def pool_rate(trace: Sequence[Request], capacity: int) -> float:
 
 
 def tier_rate(trace: Sequence[Request], capacity: int) -> float:
-    """The same of a lower tier, which is told of a request's blocks as they become idle, tails first."""
+    """Plays the same of a lower tier, which is told of a request's blocks as they become idle, tails first."""
     slab, hits = host_slab(capacity * (PAGE_BYTES + RECORD_BYTES), PAGE_BYTES), 0
     assert slab is not None
     page = memoryview(bytes(PAGE_BYTES))
@@ -91,7 +91,7 @@ def tier_rate(trace: Sequence[Request], capacity: int) -> float:
 
 
 def lru_rate(trace: Sequence[Request], capacity: int) -> float:
-    """The same by the textbook: a dict whose first key was used least recently."""
+    """Does the same by the textbook: a dict whose first key was used least recently."""
     cache: dict[int, None] = {}
     hits = 0
     for request in trace:

@@ -38,7 +38,7 @@ Libraries = dict[int, ctypes.CDLL]
 
 
 def libraries() -> Libraries:
-    """By keys per split; the first is the one that is shipped."""
+    """Returns libraries by keys per split; the first is the one that is shipped."""
     found = {OURS: native.library()}
     found |= {keys: native.load(built(native.isa(), (f"-DBATON_SPLIT={keys}",))) for keys in OTHERS}
     return {keys: library for keys, library in found.items() if library is not None}

@@ -71,7 +71,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def needs() -> str:
-    """In one sentence, what is missing here; empty where nothing is. Starts a context: call it in a child."""
+    """Says in one sentence what is missing here; empty where nothing is. Starts a context: call it in a child."""
     try:
         require()
     except ConfigError as error:

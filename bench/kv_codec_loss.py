@@ -43,7 +43,7 @@ def answers(codec: str, texts: list[str], tokens: int) -> list[Continuation]:
 
 
 def moves(exact: Continuation, coded: Continuation) -> Iterator[float]:
-    """By how much log probabilities differ where the tokens agree."""
+    """Returns by how much log probabilities differ where the tokens agree."""
     for at in range(agreeing_tokens(exact.tokens, coded.tokens)):
         yield abs(exact.logprobs[at] - coded.logprobs[at])
 

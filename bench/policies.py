@@ -57,7 +57,7 @@ class Replay:
         self.computed = 0
 
     def run(self, calls: list[Call]) -> None:
-        """To the last token."""
+        """Plays the load to its last token."""
         self._left = len(calls)
         for call in calls:
             self._at(call.arrived, partial(self._arrive, call))

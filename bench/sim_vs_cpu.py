@@ -121,7 +121,7 @@ def costs(entry: WorkerEntry, transfer: TransferCurve) -> WorkerCosts:
 
 
 def simulated(machine: Machine, load: list[Arrival], sent: list[float]) -> list[Flight]:
-    """The same requests in modelled time."""
+    """Plays the same requests in modelled time."""
     chunk = WorkerConfig().prefill_chunk_tokens
     settings = SimSettings(
         1, 1, max_batch=BATCH, prefill_chunk=chunk, decode_chunk=chunk, local_max_tokens=LOCAL_TOKENS, stepwise=True
@@ -233,7 +233,7 @@ def random_model(folder: Path) -> Path:
 
 
 def limits(machine: Machine) -> WorkerLimits:
-    """For the rate that such workers carry."""
+    """Returns the workers' limits, by which the rate that they carry is found."""
     pages = machine.writes.kv_tokens
     chunk = WorkerConfig().prefill_chunk_tokens
     return WorkerLimits(machine.reads.curve, machine.writes.curve, chunk, BATCH, pages, 2.0, 1.0)

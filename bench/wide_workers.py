@@ -1,4 +1,4 @@
-"""What workers of several cards give, on paper and in the simulator: tensor, pipeline and expert parallel.
+"""Computes what workers of several cards give, on paper and in the simulator: tensor, pipeline and expert parallel.
 
     python -m bench.wide_workers [--gpu h200] [--cards 8,64] [--models llama-3-70b,qwen3-235b-a22b]
         [--seconds 120] [--json FILE]
@@ -61,7 +61,7 @@ LAYOUTS = ((1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1), (1, 2, 1), (2, 2, 1), (4,
 
 
 class Layout(NamedTuple):
-    """How many ranks of a worker share matrices, layers, or experts and rows."""
+    """Says how many ranks of a worker share matrices, layers, or experts and rows."""
 
     tp: int
     pp: int

@@ -108,7 +108,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture
 def settled_heap() -> None:
-    """For who looks at stalls: a full collection would walk all that other tests have left, and hold the lock."""
+    """Freezes what other tests have left: a full collection would walk it all and hold the lock, like a stall."""
     gc.collect()
     gc.freeze()
 

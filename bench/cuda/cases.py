@@ -76,7 +76,7 @@ def each(function: Callable[..., object], inputs: Iterable[Iterable[Any]]) -> li
 def peer(
     name: str, mine: Sample, other: str, make: Callable[[], list[Call]], part: str, target: float | None = None
 ) -> Row:
-    """Beside a peer that may not be here."""
+    """Measures beside a peer that may not be here."""
     try:
         return versus(part, name, mine, other, measure(make()), target)
     except Exception as error:  # a peer's absence is a row, whatever it raises

@@ -102,7 +102,7 @@ class Ops:
         return self.call("paged_attention", kinds, *at, out.data_ptr(), out.stride(0), alive=(kv, q, items, out))
 
     def cascade(self, kv: KvPool, q: Tensor, items: Tensor, groups: Tensor, out: Tensor) -> Call:
-        """The same with groups (int32: first, count, keys) whose items begin with the same pages."""
+        """Does the same with groups (int32: first, count, keys) whose items begin with the same pages."""
         count, scale = len(items) // ITEM.itemsize, kv.head_dim**-0.5
         kinds = (P, P, I32, P, I32, I32, F, P, I64, I64, P, I64)
         at = kv.address, items.data_ptr(), count, groups.data_ptr(), groups.numel() // 3, q.shape[1], scale

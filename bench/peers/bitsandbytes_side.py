@@ -13,7 +13,7 @@ from transformers_side import Model
 
 
 class Packed(Model):
-    """The same questions of a model whose linear layers are bitsandbytes' own."""
+    """Asks the same of a model whose linear layers are bitsandbytes' own."""
 
     def __init__(self, path, threads):
         torch.set_num_threads(threads)

@@ -38,7 +38,7 @@ def checkpoint_of(home: Path, size: str) -> Path:
 
 
 def nf4_of(home: Path, size: str) -> Path:
-    """The same in NF4, as `baton quantize --method nf4` writes it and bitsandbytes reads it."""
+    """Writes the same in NF4, as `baton quantize --method nf4` writes it and bitsandbytes reads it."""
     folder = home / f"{size}-nf4"
     if not (folder / "config.json").exists():
         quantize(Source(str(checkpoint_of(home, size))), Recipe(method="nf4").checked(), (), folder)

@@ -1,4 +1,4 @@
-"""Those who are compared: our engine in this process, each peer in a process of its own environment.
+"""Declares who is compared: our engine in this process, each peer in a process of its own environment.
 
 All answer the same two questions with seconds: a step that advances ``batch`` sequences with CONTEXT tokens behind
 them, and a prompt of PROMPT tokens up to its first token. Knows nothing of rows or of how a peer does it.

@@ -1,4 +1,4 @@
-"""The same greedy answers three ways: transformers, one colocated worker, prefill and decode workers.
+"""Gets the same greedy answers three ways: transformers, one colocated worker, prefill and decode workers.
 
 Real processes, real handoffs, over REST; logprobs within 1e-4, or within 1e-3 of float64 where float32 is off.
 """

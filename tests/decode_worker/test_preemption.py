@@ -174,7 +174,7 @@ class Run:
         return {request.request_id: told(self.tape, key) for key, request in self.engine.requests.items()}
 
     def _twin(self, key: int, request: EngineRequest) -> None:
-        """The same prompt for somebody who reads it sooner, and wants no more than a token."""
+        """Sends the same prompt for somebody who reads it sooner, and wants no more than a token."""
         sooner = Sampling(temperature=0.0, max_tokens=1)
         twin = msgspec.structs.replace(request, request_id=f"twin {key}", sampling=sooner, priority=-1)
         self.loop.take(ch.Admit(1000 + key, twin, True, 0.0))
@@ -317,7 +317,7 @@ def disturbed(engine: Engine, way: Way, steps: Iterable[int], two: bool = False)
 
 
 def disturbed_after_handoff(engine: Engine, way: Way, steps: Iterable[int]) -> None:
-    """The same where a prefill worker has read the prompts."""
+    """Plays the same where a prefill worker has read the prompts."""
     handed = prefilled(engine)
     (whole := Run(engine)).handed_over(handed)
     for at in steps:

@@ -171,7 +171,7 @@ def test_a_prompt_that_is_computed_here_is_read_for_drafts_meanwhile() -> None:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_drafts_are_prepared_while_the_prompts_kv_is_on_its_way(beside: bool) -> None:
-    """With steps ``beside``, look-ups read within a share of their time; without any, every reader goes on."""
+    """Checks that look-ups read within a share of the steps ``beside``; without any, every reader goes on."""
     now = [0.0]
     model, own = (
         PacedRunner(

@@ -52,7 +52,7 @@ def layout_of(one: Side) -> KvLayout:
 
 
 class Link:
-    """What the prefill worker's I/O side does of handoffs to ``decode``, with blocks that are moved at once."""
+    """Plays the prefill worker's I/O side of handoffs to ``decode``, with blocks that are moved at once."""
 
     def __init__(self, prefill: Side, decode: Side) -> None:
         self.prefill, self.decode = prefill, decode

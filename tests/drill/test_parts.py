@@ -1,4 +1,4 @@
-"""What simulated clusters consist of is played: drafts that stand, chats with calls, pages that are converted."""
+"""Plays what simulated clusters consist of: drafts that stand, chats with calls, pages that are converted."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_a_server_that_stops_takes_no_calls_and_its_successor_gets_those_of_idle
 def test_without_memory_a_client_sends_empty_messages_and_reads_none_and_a_server_fails_its_handler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As grpc.aio: what its ``_common`` can't serialize or deserialize it logs, and passes on."""
+    """Checks that, as in grpc.aio, what ``_common`` can't serialize or deserialize is logged and passed on."""
     monkeypatch.setattr(memory, "SHARE", 1.0)
 
     async def work(network: Network, echo: Echo, channel: Channel) -> None:

@@ -92,13 +92,13 @@ class Fleet(fleet.Fleet):
         return pid
 
     def reachable(self) -> int:
-        """How many workers the router reaches; -1 if it is too busy to say, or gone."""
+        """Returns how many workers the router reaches; -1 if it is too busy to say, or gone."""
         with contextlib.suppress(OSError):
             return super().reachable()
         return -1
 
     def reaches(self, slot: str, incarnation: str) -> bool:
-        """Whether the router has a link to that incarnation of the slot's worker, rather than to one before it."""
+        """Returns whether the router has a link to that incarnation of the slot's worker, not to one before it."""
         url = f"{self.url}/v1/cluster"
         try:
             with urllib.request.urlopen(url, timeout=SLOW_S, context=self._tls) as response:

@@ -95,7 +95,7 @@ class Nodes:
         return holders(self.folder / "run" / "slots")
 
     def hosts_of(self, node) -> dict[str, int]:
-        """Those that a node's actors started."""
+        """Returns the host processes, by slot, that a node's actors started."""
         raylets = {info.process.pid for info in node.all_processes["raylet"]}
         return {slot: pid for slot, pid in self.hosts().items() if raylets & set(ancestors(pid))}
 

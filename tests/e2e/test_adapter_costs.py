@@ -1,4 +1,4 @@
-"""What adapters cost: measured by native workers as they run, kept in a profile, and added where a plan is made."""
+"""Measures what adapters cost: by native workers as they run, kept in a profile, and added where a plan is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same bits however a request is served: alone or in company, one chunk or many, one worker or a handoff.
+"""Checks that bits stay the same: alone or in company, one chunk or many, one worker or a handoff.
 
 Likelihoods are compared exactly, not nearly: the native step promises it (kernels/README.md).
 """

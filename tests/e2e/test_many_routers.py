@@ -26,7 +26,7 @@ def fleet(tmp_path_factory):
 
 
 async def ask(fleet: Fleet, key: str, **fields) -> httpx.Response:
-    """On a connection of its own, so that the kernel picks a process."""
+    """Asks on a connection of its own, so that the kernel picks a process."""
     async with httpx.AsyncClient(timeout=60, verify=False, headers={"authorization": f"Bearer {key}"}) as http:
         return await http.post(fleet.url + "/v1/completions", json={"prompt": "hello", "max_tokens": 4} | fields)
 
@@ -72,7 +72,7 @@ def total(fleet: Fleet) -> float:
 
 
 def settled(fleet: Fleet) -> float:
-    """What six looks in a row agree on: a look leaves out a process that is late."""
+    """Returns what six looks in a row agree on: a look leaves out a process that is late."""
 
     def same() -> list[float]:
         totals = {total(fleet) for _ in range(6)}

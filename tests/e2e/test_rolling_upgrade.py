@@ -144,7 +144,7 @@ class Load:
                 self.wrong.append(f"wrong: {len(ids)} tokens")
 
     async def more(self, than: int = 0) -> int:
-        """How many were right, once these are more ``than`` that, or one was wrong."""
+        """Returns how many were right, once these are more ``than`` that, or one was wrong."""
         while self.right <= than and not self.wrong:
             await asyncio.sleep(0.05)
         return self.right

@@ -88,7 +88,7 @@ def changed_role(fleet: Fleet) -> None:
 
 @pytest.mark.thorough  # of one engine: tests/decode_worker/test_identity.py
 async def test_answers_go_on_with_drafts_after_a_kill_and_changes_of_roles() -> None:
-    """On few pages, so that sequences are preempted as well; answers are what they are without drafts, in peace."""
+    """Runs on few pages, so that sequences are preempted; answers are what they are without drafts, in peace."""
     worker = {
         "model": str(DEMO),
         "speculation": "auto+self+lookahead",

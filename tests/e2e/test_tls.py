@@ -94,7 +94,7 @@ def test_every_port_serves_its_own_and_refuses_everybody_else_with_the_cause_in_
 
 
 def is_told(fleet: Fleet, name: str, visitor: str) -> bool:
-    """Whether the log of a process says why it refused the visitor: it may after the visitor has left."""
+    """Returns whether the log of a process says why it refused the visitor: it may after the visitor has left."""
     return any(cause in fleet.log(name, 100_000) for cause in CAUSES[visitor])
 
 

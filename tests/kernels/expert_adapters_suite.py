@@ -72,7 +72,7 @@ def _joined(both: list[Rows], rows: list[np.ndarray]) -> tuple[ctypes.Array[Lora
 
 
 def oracle(experts: Experts, x: Tensor, logits: Tensor, given: Given, gate: ExpertGate | None = None) -> Tensor:
-    """In float64."""
+    """Computes the same in float64."""
     beside = ExpertAdapters(
         [AdaptedRows(torch.tensor(rows), _wide(one.gate_up)) for rows, one in given],
         [AdaptedRows(torch.tensor(rows), _wide(one.down)) for rows, one in given],
@@ -120,7 +120,7 @@ def gates_with_biases_come_after_them(library: ctypes.CDLL) -> None:
 
 
 def company_changes_no_bit(library: ctypes.CDLL) -> None:
-    """Of more rows than a part of the step has; a row without an adapter has the bits of a step without any."""
+    """Takes more rows than a part of the step has; a row without an adapter has the bits of a step without any."""
     case = Case(5, (300, *SHAPE[1:]))
     for experts in (plain(case), case.experts):
         given = two(experts, 300)

@@ -81,7 +81,7 @@ def random_integers(w: Tensor, bits: int, group: int) -> PackedWeight:
 
 
 def in_any_order(weight: PackedWeight) -> PackedWeight:
-    """The same columns, by inputs that lie elsewhere."""
+    """Returns the same columns, by inputs that lie elsewhere."""
     order = torch.randperm(weight.k, dtype=torch.int32)
     return dataclasses.replace(weight, kind=ORDERED[weight.kind], table=order)
 
@@ -106,22 +106,22 @@ def random_e4m3(w: Tensor, group: int) -> PackedWeight:
 
 
 def beside_e4m3(weight: PackedWeight, scale: float = 0.0) -> PackedWeight:
-    """The same weight for rows that are rounded to e4m3, by one scale or by their own."""
+    """Returns the same weight for rows that are rounded to e4m3, by one scale or by their own."""
     return dataclasses.replace(weight, kind=E4M3_A8, table=torch.tensor([scale]))
 
 
 def forms_of(library: ctypes.CDLL) -> dict[str, Callable[[Tensor], PackedWeight]]:
-    """Those that the library has."""
+    """Returns the forms that the library has."""
     return FORMS | CPU_FORMS if hasattr(library, "baton_set_threads") else FORMS
 
 
 def bound(library: ctypes.CDLL) -> Callable[..., Any]:
-    """Its baton_linear."""
+    """Returns the library's baton_linear."""
     return native.declare(library, "linear", *cpu.ARGUMENTS)
 
 
 def exact(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """The same numbers in float64."""
+    """Returns the same numbers in float64."""
     wide = weight.dequantized(torch.float64)
     if weight.kind == E4M3_A8:
         out = reference.published_rows(x.float(), weight).double() @ wide.T

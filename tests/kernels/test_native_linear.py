@@ -134,7 +134,7 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
 
 @pytest.mark.thorough
 def test_a_pool_that_returns_early_is_caught() -> None:
-    """In a process of its own: a task that outlives its call may take the process down."""
+    """Runs in a process of its own: a task that outlives its call may take the process down."""
     code = f"""
 from baton.kernels.abi import native
 from tests.kernels import linear_suite

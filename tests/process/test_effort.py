@@ -37,7 +37,7 @@ def gains(pid: int, seconds: float) -> bool:
 
 
 def rests(pid: int) -> bool:
-    """Whether no thread of ``pid`` gets on in some time, soon."""
+    """Returns whether no thread of ``pid`` gets on in some time, soon."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         before = efforts_of(pid)

@@ -88,7 +88,7 @@ test_rpc.serve_late([(key, int(value))], float(held_s))
 
 
 def codes_of_late_answers(option: tuple[str, int], held_s: float) -> list[grpc.StatusCode]:
-    """How calls end that come while the server's event loop stands still."""
+    """Returns how calls end that come while the server's event loop stands still."""
     command = [sys.executable, "-c", LATE, option[0], str(option[1]), str(held_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as late:
         assert late.stdin is not None

@@ -239,5 +239,5 @@ async def router(fake: FakeDispatcher, model_dir: Path) -> AsyncIterator[Clients
 
 @pytest.fixture
 def start_router() -> Callable[..., object]:
-    """For tests with settings or models of their own: ``async with start_router(fake, sources, …) as clients``."""
+    """Starts routers with a test's own settings or models: ``async with start_router(fake, …) as clients``."""
     return router_before

@@ -1,4 +1,4 @@
-"""How a host's KV sender ends a handoff: cancelled, gone, killed; whom it obeys, in plaintext and by TLS."""
+"""Checks how a host's KV sender ends a handoff: cancelled, gone, killed; whom it obeys, in plaintext and by TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decode engine tells of a step: the tokens of each sequence that advanced, with times and scores.
+"""Collects what a decode engine tells of a step: the tokens of each sequence that advanced, with times and scores.
 
 Knows nothing of pages, batches or of how a message travels. Torch-free. An answer's end may be known a step late,
 when its grammar was asked about the last token and has yet to reply.

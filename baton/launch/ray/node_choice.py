@@ -131,7 +131,7 @@ def _add(used: dict[str, float], wish: SlotRequest) -> None:
 
 
 class _SlotNeighbours:
-    """Where the peers of ``wish`` that still wait could come."""
+    """Returns where the peers of ``wish`` that still wait could come."""
 
     def __init__(self, room: _NodeUsage, wish: SlotRequest, waiting: Sequence[SlotRequest]) -> None:
         self._room, self._wish = room, wish

@@ -173,7 +173,7 @@ def api_server(live: dict[str, int]) -> Iterator[str]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
+            """Logs no request."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -216,7 +216,7 @@ def check(manifest: Manifest, version: str) -> None:
 
 
 def check_native(manifest: Manifest, version: str) -> None:
-    """By the schemas of Kubernetes itself; unknown fields are refused."""
+    """Validates by the schemas of Kubernetes itself; unknown fields are refused."""
     _check_text(json.dumps(manifest, sort_keys=True), version)
 
 
@@ -229,7 +229,7 @@ def _check_text(manifest: str, version: str) -> None:
 
 
 def check_custom(manifest: Manifest, crd: dict[str, Any]) -> None:
-    """By a CRD's own schema; unknown fields are refused, as the API server drops them."""
+    """Validates by a CRD's own schema; unknown fields are refused, as the API server drops them."""
     assert manifest["apiVersion"] == crd["apiVersion"]
     jsonschema.validate(manifest, closed(crd["schema"]))
 

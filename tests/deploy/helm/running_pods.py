@@ -126,7 +126,7 @@ class Pod:
         return subprocess.run(command, env=self.env, capture_output=True, check=False).returncode == 0
 
     def port(self, name: str) -> int:
-        """By its name in the manifest."""
+        """Returns the container's port by its name in the manifest."""
         number = next(p["containerPort"] for p in self.container["ports"] if p["name"] == name)
         return self.place.redis_port if number == 6379 else number
 

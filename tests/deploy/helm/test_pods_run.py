@@ -1,4 +1,4 @@
-"""What the chart's pods run, run: the rendered commands, environment and config, as local processes."""
+"""Runs what the chart's pods run: the rendered commands, environment and config, as local processes."""
 
 import os
 import signal

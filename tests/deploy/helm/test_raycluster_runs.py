@@ -1,4 +1,4 @@
-"""What KubeRay would run of the rendered RayCluster, run here: each pod is a network namespace with an address and
+"""Runs here what KubeRay would run of the rendered RayCluster: each pod is a network namespace with an address and
 mounts of its own, and the command and variables that KubeRay adds are added as its source has it (pod.go of 1.5).
 
 Needs root and `ip netns`. What is not shown: KubeRay itself, images, a kubelet.

@@ -1,6 +1,4 @@
-"""What the step loop does for an adapter between two steps, counted by calls: the longest piece doesn't grow with
-it.
-"""
+"""Counts the calls of the step loop for an adapter between two steps: the longest piece doesn't grow with it."""
 
 from __future__ import annotations
 

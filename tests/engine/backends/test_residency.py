@@ -129,7 +129,7 @@ class Both:
         return self._last
 
     def spoil(self, pages: Sequence[int]) -> None:
-        """By a handoff, before anything of it was verified."""
+        """Overwrites pages as a handoff does, before anything of it was verified."""
         self._resident.opened(pages)
         for page in pages:
             self.host[page], self.device[page] = self.number(), self.number()

@@ -97,7 +97,7 @@ def packed(columns: np.ndarray, bits: int, order: tuple[int, ...]) -> Tensor:
 
 
 def packed_across(columns: np.ndarray, bits: int) -> Tensor:
-    """The same of integers that go on in the next int32, as AutoGPTQ packs 3 bits."""
+    """Packs the same of integers that go on in the next int32, as AutoGPTQ packs 3 bits."""
     out = np.zeros((columns.shape[0], columns.shape[1] * bits // 32), np.uint32)
     for row, values in enumerate(columns.tolist()):
         whole = sum(value << (bits * place) for place, value in enumerate(values))
@@ -113,7 +113,7 @@ def gptq(
     version: int = 1,
     alike: bool = True,
 ) -> Form:
-    """AutoGPTQ's layout."""
+    """Returns the form with AutoGPTQ's layout."""
     settings = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": order, "sym": symmetric}
     settings["checkpoint_format"] = "gptq_v2" if version == 2 else "gptq"
     plain, seeds = tuple(range(32 // bits)), torch.Generator()
@@ -139,7 +139,7 @@ def gptq(
 
 
 def awq(group: int = 32) -> Form:
-    """AutoAWQ's GEMM layout."""
+    """Returns the form with AutoAWQ's GEMM layout."""
 
     def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
         q, zero, scale, value = rounded(weight, 4, group, symmetric=False)
@@ -253,7 +253,7 @@ def unpaired(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def gguf_spelling(name: str) -> str:
-    """By the gguf package's own table."""
+    """Returns a tensor's name by the gguf package's own table."""
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     found = table.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None

@@ -1,4 +1,4 @@
-"""How much of an adapter an engine's loop takes between two steps."""
+"""Checks how much of an adapter an engine's loop takes between two steps."""
 
 from __future__ import annotations
 

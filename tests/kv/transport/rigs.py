@@ -108,7 +108,7 @@ class KeptMover(MoverClient):
             self._watching = None
 
     def here(self) -> MoverClient:
-        """On the running loop; the one before may have ended without a ``close``."""
+        """Returns a client on the running loop; the one before may have ended without a ``close``."""
         if self._sock is not None and self._watching is not asyncio.get_running_loop():
             self._watch()
         return self

@@ -136,7 +136,7 @@ async def test_whoever_waits_for_room_hears_that_the_stream_was_closed(card: str
 
 
 class NoCard(Driver):
-    """Addresses only."""
+    """Stands for a card that has addresses only."""
 
     def __init__(self) -> None:
         pass

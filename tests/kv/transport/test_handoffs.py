@@ -255,7 +255,7 @@ async def test_another_layout_is_refused_before_any_byte_moves(pair: Pair) -> No
 async def test_one_flipped_bit_is_refused_wherever_it_is(
     pair: Pair, count: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """In half of the frames anywhere in header and body, in the other half in a block's bytes."""
+    """Damages half of the frames anywhere in header and body, the other half in a block's bytes."""
     rng, encode = random.Random(3), frames.encode
     if isinstance(pair.rig.transport, NcclTransport) or "TLS" in request.node.name:
         count //= 5  # each refusal costs a channel, or handshakes for frames that are those of tcp and grpc

@@ -17,7 +17,7 @@ CERTIFICATE = TlsFiles("/crt", "/key", "/ca")
 
 
 class RayError(Exception):
-    """Ray's own root."""
+    """Stands for the root of Ray's own errors."""
 
 
 class Actor:

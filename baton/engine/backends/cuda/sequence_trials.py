@@ -109,7 +109,7 @@ class SequenceOps(DeviceOps):
         )
 
     def _adapter(self, rows: int) -> Pair:
-        """What one adapter adds to all rows of a square layer."""
+        """Represents what one adapter adds to all rows of a square layer."""
         n, x = self.sizes.hidden, self.normal(rows, self.sizes.hidden)
         a, b = (self.normal(*shape).bfloat16() * n**-0.5 for shape in ((RANK, n), (n, RANK)))
         panels = b.view(n // PANEL, PANEL, RANK).transpose(1, 2).contiguous()

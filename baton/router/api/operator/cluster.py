@@ -65,7 +65,7 @@ def cluster_routes(surface: ClusterSurface) -> APIRouter:
 
     @routes.get("/v1/cluster/stream")
     async def stream() -> Response:
-        """The same as server-sent events, one a second."""
+        """Streams the same as server-sent events, one a second."""
         events = _events(_overview(surface))
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 

@@ -73,7 +73,7 @@ def roles_routes(surface: RoleSurface | None) -> APIRouter:
 
     @routes.get("/v1/ratio")
     async def ratio() -> Response:
-        """Where the cluster is, what is pinned, what the controller says, and what changed lately."""
+        """Returns where the cluster is, what is pinned, what the controller says, and what changed lately."""
         _require_admin()
         given = _required(surface)
         return json_response(await shown(given.control, given.store))

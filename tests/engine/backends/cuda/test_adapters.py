@@ -187,7 +187,7 @@ def test_a_card_without_room_refuses_the_adapter_by_name_and_keeps_nothing(
 
 
 def with_heads(runners: Pair, names: str = "ab") -> Pair:
-    """The same runners, whose adapters ``names`` stand beside the head alone."""
+    """Returns the same runners, whose adapters ``names`` stand beside the head alone."""
     program = adaptable(trials.one_layer(model()))
     for runner in runners:
         assert runner.adapters is not None
@@ -198,7 +198,7 @@ def with_heads(runners: Pair, names: str = "ab") -> Pair:
 
 
 def said(runner: NativeRunner | CudaRunner, sampling: Sampling, adapters: tuple[str, ...] = OFTEN) -> list[Any]:
-    """What each sequence chooses in each of four steps."""
+    """Returns what each sequence chooses in each of four steps."""
     return [
         sorted((found.seq, found.token_id) for found in runner.run(plan).sampled)
         for plan in plans(adapters, 4, sampling)

@@ -16,7 +16,7 @@ ROWS = st.lists(st.integers(0, 5000), min_size=2, max_size=40)
 
 
 def computed_where_held(placed: Placement, experts: int) -> bool:
-    """Whether each row of each expert is computed by one rank that has the expert."""
+    """Returns whether each row of each expert is computed by one rank that has the expert."""
     homes = home_ranks(experts, len(placed.held))
     return all(
         rank == homes[expert] or expert in placed.held[rank]

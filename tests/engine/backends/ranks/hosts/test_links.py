@@ -1,4 +1,4 @@
-"""What a rank writes to other hosts: large writes leave from where they lie, and arrive whole."""
+"""Checks what a rank writes to other hosts: large writes leave from where they lie, and arrive whole."""
 
 from __future__ import annotations
 
