@@ -5,6 +5,7 @@ printed.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -122,7 +123,17 @@ def _pids(text: str) -> tuple[int, ...]:
     for part in parts:
         if not part.isdecimal() or int(part) <= 1 or int(part) == os.getpid():
             raise ConfigError(f"--kill {part!r} is no process to kill; write pids as 123,456", "kill")
+        _require_killable(int(part))
     return tuple(map(int, parts))
+
+
+def _require_killable(pid: int) -> None:
+    """Raises ConfigError unless ``pid`` may be killed, if there is such a process."""
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+    except (PermissionError, OverflowError) as error:
+        raise ConfigError(f"--kill {pid} can't be done: {error}", "kill") from None
 
 
 def _read(path: Path) -> Scenario:

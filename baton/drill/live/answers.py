@@ -90,10 +90,13 @@ class Asker:
         async with self._http.events("/v1/completions", self._body(question, True)) as (status, data):
             if status != 200:
                 return Answer(failed=f"status {status}")
-            async for _ in data:
-                events -= 1
-                if events <= 0:
-                    break
+            try:
+                async for _ in data:
+                    events -= 1
+                    if events <= 0:
+                        break
+            except BROKEN as error:
+                return Answer(cut=f"the connection breaks in the middle of a stream: {error!r}")
         return Answer()
 
     async def _streamed(self, question: Question) -> Answer:

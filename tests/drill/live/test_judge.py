@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from baton.console.main import app
 from baton.drill.live import judge
-from baton.drill.live.http import Unreachable
+from baton.drill.live.answers import Asker, Question
+from baton.drill.live.http import Http, Unreachable
 from baton.drill.live.judge import LiveJudge, LiveLoad
 from tests.drill.live.server import SmallServer
 from tests.e2e.fleet import Fleet
@@ -77,12 +78,24 @@ async def test_who_is_to_be_killed_and_has_gone_before_is_said() -> None:
     assert (card.killed, card.missing, card.passed) == ([], [victim.pid], False)
 
 
-@pytest.mark.parametrize("pids", ["1", "0", "-5", "x", "12,1", "own"])
+@pytest.mark.parametrize("pids", ["1", "0", "-5", "x", "12,1", "own", "9" * 25])
 def test_what_is_no_process_to_kill_is_refused(pids: str) -> None:
     asked = str(os.getpid()) if pids == "own" else pids
     done = CliRunner().invoke(app, ["drill", "--live", "http://127.0.0.1:9", "--kill", asked])
     assert done.exit_code != 0
     assert "--kill" in done.stderr
+
+
+async def test_a_stream_that_breaks_before_its_client_would_leave_is_a_broken_one() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nb\r\ndata: {}\n\n\n\r\nff\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        left = await Asker(Http(url), "small", 5.0).leave(Question("so", 8), events=4)
+    assert "breaks in the middle" in left.cut
 
 
 async def test_nobody_there_is_said() -> None:
