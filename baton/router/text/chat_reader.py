@@ -5,6 +5,7 @@ Knows nothing of ids, streams or which model wrote it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import msgspec
@@ -44,6 +45,7 @@ class ChatReader:
         self._tools = reading.tools() if reading.tools else None
         self._reasoning = reading.reasoning() if reading.reasoning else None
         self.calls = 0
+        self._arguments: list[str] = []  # parts of those of the last call that is shown
 
     def push(self, text: str) -> list[MessageDelta]:
         """Returns the deltas that ``text``, the next part of the answer, makes certain."""
@@ -60,9 +62,14 @@ class ChatReader:
             deltas = self._thought(thought) + self._answer(answer)
         return deltas + self._deltas(self._tools.flush()) if self._tools else deltas
 
-    def finish_reason(self, reason: str) -> str:
-        """Returns "tool_calls" for a choice that stopped after calls, else ``reason``."""
-        return "tool_calls" if reason == "stop" and self.calls else reason
+    def finish_reason(self, reason: str, stop_string: str = "") -> str:
+        """Returns "tool_calls" for a choice that stopped after calls, else ``reason``.
+
+        ``stop_string`` is the one that ended the choice, "" if none did: a call within which it came is not to be
+        made, because its arguments are cut.
+        """
+        cut = bool(stop_string) and not _is_whole("".join(self._arguments))
+        return "tool_calls" if reason == "stop" and self.calls and not cut else reason
 
     def message(self, text: str) -> MessageDelta:
         """Returns the whole answer ``text`` as OpenAI's message object."""
@@ -95,11 +102,22 @@ class ChatReader:
             return None
         if isinstance(event, CallEvent):
             self.calls += 1
+            self._arguments.clear()
             function = {"name": event.name, "arguments": ""}
             call = {"index": event.index, "id": self._reading.call_id(), "type": "function", "function": function}
             return {"tool_calls": [call]}
         assert isinstance(event, ArgumentsEvent)
+        self._arguments.append(event.text)
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+
+
+def _is_whole(arguments: str) -> bool:
+    """Returns whether a call's arguments are whole JSON."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return False
+    return True
 
 
 def _add(calls: list[MessageDelta], part: MessageDelta) -> None:

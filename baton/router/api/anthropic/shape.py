@@ -61,7 +61,7 @@ class MessagesShape:
         return self._message(_usage(usage))
 
     def _end(self, piece: TextDelta) -> None:
-        reason = self._reader.finish_reason(piece.finish_reason)
+        reason = self._reader.finish_reason(piece.finish_reason, piece.stop_string)
         self._reason = REASONS.get(reason, "end_turn")
         if piece.stop_string and self._reason == "end_turn":
             self._reason, self._stop = "stop_sequence", piece.stop_string
@@ -123,7 +123,9 @@ class MessagesShape:
 
 
 def _input(arguments: str) -> Json | orjson.Fragment:
-    """Returns a call's arguments as an object; of arguments that ``max_tokens`` cut, what is complete."""
+    """Returns a call's arguments as an object; of arguments that ``max_tokens`` or a stop string cut, what is
+    complete.
+    """
     try:
         found = from_json(arguments or "{}", allow_partial=True)
         return _encodable(found) if isinstance(found, dict) else {}

@@ -214,7 +214,7 @@ class ChatShape:
             yield self._frame.chunk({"index": piece.index, "delta": delta} | rest)
             rest = {"logprobs": None, "finish_reason": None}
         if piece.finish_reason:
-            reason = reader.finish_reason(piece.finish_reason)
+            reason = reader.finish_reason(piece.finish_reason, piece.stop_string)
             yield self._frame.chunk({"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason})
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
@@ -231,9 +231,8 @@ class ChatShape:
     def _choice(self, piece: TextDelta) -> Json:
         reader = self._form.reader()
         message = reader.message(piece.text)
-        return {"index": piece.index, "message": message} | self._rest(
-            piece, reader.finish_reason(piece.finish_reason)
-        )
+        reason = reader.finish_reason(piece.finish_reason, piece.stop_string)
+        return {"index": piece.index, "message": message} | self._rest(piece, reason)
 
     def _rest(self, piece: TextDelta, finish_reason: str | None) -> Json:
         shows = self._generation.options.skip_special

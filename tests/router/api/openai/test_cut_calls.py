@@ -1,0 +1,53 @@
+"""Tests that a call which a stop string cuts is not said to be one that can be made."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.router.conftest import EOS
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = '{"name": "weather", "arguments": {"at": "Ulm", "day": 12}}'
+
+
+@pytest.mark.parametrize(
+    ("stop", "arguments", "reason"),
+    [
+        ("day", '{"at": "Ulm", "', "stop"),
+        ("2}", '{"at": "Ulm", "day": 1', "stop"),
+        ('{"at', "", "stop"),
+        ("</tool_call>", '{"at": "Ulm", "day": 12}', "tool_calls"),
+        ("done", '{"at": "Ulm", "day": 12}', "tool_calls"),
+        ("nowhere", '{"at": "Ulm", "day": 12}', "tool_calls"),
+    ],
+)
+async def test_a_call_that_a_stop_string_cuts_is_no_reason_to_make_it(
+    router, fake, tokenizer, stop: str, arguments: str, reason: str
+) -> None:
+    ids = [*tokenizer.encode(f"<tool_call>{CALL}</tool_call>done", False), EOS]
+    fake.say = lambda request, choice: ids
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "stop": [stop]}
+    answer = await router.openai.chat.completions.create(**ask)
+    [choice] = answer.choices
+    [call] = choice.message.tool_calls
+    assert (call.function.arguments, choice.finish_reason) == (arguments, reason)
+    reasons = [
+        c.choices[0].finish_reason async for c in await router.openai.chat.completions.create(**ask, stream=True)
+    ]
+    assert reasons[-1] == reason
+    theirs = {
+        "model": "tiny",
+        "max_tokens": 200,
+        "messages": ask["messages"],
+        "tools": [{"name": "weather", "input_schema": {"type": "object"}}],
+        "stop_sequences": [stop],
+    }
+    message = (await router.http.post("/v1/messages", json=theirs)).json()
+    block = message["content"][0]
+    if reason == "stop":
+        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
+    else:
+        assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+        assert block["input"] == json.loads(arguments)
