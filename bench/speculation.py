@@ -67,7 +67,13 @@ class Extent(msgspec.Struct, frozen=True):
     depths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
     chances: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9)
     fixed_steps: int = 24  # of a fixed depth, whose steps' median is taken
+    warm_steps: int = 800  # of a new worker, before it is measured with set chances of acceptance
     p99_steps: int = 480  # that a 99th percentile is taken of, where steps are short
+
+    @property
+    def warm_runs(self) -> int:
+        """Returns the runs before the first round, in which a new worker finds out whether drafts pay."""
+        return self.warm_steps // self.tokens
 
     def rounds_at(self, batch: int) -> int:
         """Returns the rounds that count: more of small batches, whose steps are short."""
@@ -300,7 +306,9 @@ def oracle(bench: Bench, batch: int) -> Iterator[Row]:
             for depth in bench.extent.depths
         }
         for chance, drafter in drafters.items():
-            drafter._speculators = [Oracle(scripts, chance, at)]
+            drafter._speculators = drafter._proposals._speculators = [Oracle(scripts, chance, at)]
+            for _ in range(0 if at else bench.extent.warm_runs):
+                bench.run(prompts, scripts, drafter)
             drafted = bench.run(prompts, scripts, drafter)
             again = bench.run(prompts, scripts, None)
             before, none = none, again

@@ -354,6 +354,11 @@ def branches_of(runner: Runner) -> bool:
     return bool(getattr(runner, "branches", False))
 
 
+def keeps_bits(runner: Runner) -> bool:
+    """Returns whether the results of a row never depend on the step's other rows, so that drafts change no bit."""
+    return bool(getattr(runner, "keeps_bits", False))
+
+
 def internals_of(runner: Runner) -> Internals | None:
     """Returns the access to the inside of a runner's model; None for most runners."""
     found: Internals | None = getattr(runner, "internals", None)

@@ -8,21 +8,24 @@ eighth of the target's.
 from __future__ import annotations
 
 import json
+import logging
 from importlib import import_module
 from pathlib import Path
 
 from baton.engine.checkpoints.hub import locate
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import Internals, ModelSpec, Runner, branches_of, internals_of
+from baton.engine.plan import Internals, ModelSpec, Runner, branches_of, internals_of, keeps_bits
 from baton.engine.speculate.draft import Speculator, StateSpeculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.speculate.names import DRAFT, MEDUSA, NONE, SELF, self_layers, speculators
+from baton.engine.speculate.names import DRAFT, MEDUSA, NONE, SELF, self_layers, speculators, without_auto
 from baton.kv.layout.room import prompt_room
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.spec import EngineSpec
+
+log = logging.getLogger("baton.engine")
 
 KV_SHARE = 8  # a draft model gets this fraction (one in eight) of the target's bytes of KV
 LEAST_PAGES = 64  # pages that it gets in any case
@@ -37,11 +40,12 @@ def make_drafter(
     by_rejection: bool = False,
 ) -> Drafter | None:
     """Returns the drafter that uses the speculators ``names`` for the model of ``runner``, whose KV pool has
-    ``pages`` pages; None for "none".
+    ``pages`` pages; None for "none", and for "auto" where no draft can be taken.
 
     ``control_share`` of the steps draft nothing, for comparison; ``by_rejection`` is ``Drafter``'s. Raises
     ConfigError, and CheckpointError for unreadable files.
     """
+    names = _usable(names, runner)
     if runner.spec.layout.states and names != NONE:
         text = f"speculation {names}: this model keeps recurrent state, which can't be rolled back; use none"
         raise ConfigError(text, "speculation")
@@ -49,6 +53,17 @@ def make_drafter(
     _tap(names, found, runner)
     trees = branches_of(runner)
     return Drafter(found, control_share=control_share, by_rejection=by_rejection, trees=trees) if found else None
+
+
+def _usable(names: str, runner: Runner) -> str:
+    """Returns ``names`` without "auto" if drafts can't be rolled back, or might change an answer's bits."""
+    asked = without_auto(names)
+    if names == asked or (keeps_bits(runner) and not runner.spec.layout.states):
+        return names
+    states = "the model keeps recurrent state, which can't be rolled back"
+    why = states if runner.spec.layout.states else "what computes here may round rows by what is beside them"
+    log.info("speculation auto: no drafts of its own, because %s", why)
+    return asked
 
 
 def _of_a_model(name: str, engine: EngineSpec, runner: Runner, pages: int) -> Speculator:

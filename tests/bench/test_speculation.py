@@ -26,7 +26,7 @@ TINY = {
 @pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 def test_each_part_gives_its_rows_and_never_worse_is_judged_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(models.SIZES, "tiny", TINY)
-    extent = Extent(1, 6, (1, 2), (0.0, 0.9), fixed_steps=2, p99_steps=6)
+    extent = Extent(1, 6, (1, 2), (0.0, 0.9), fixed_steps=2, warm_steps=6, p99_steps=6)
     bench = Bench(models.random_runner("tiny", "bf16", "bf16")[0], 2, extent)
     rows = [row for part in (speculation.oracle, speculation.real) for row in part(bench, 2)]
     names = [row.name for row in rows]

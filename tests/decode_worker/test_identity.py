@@ -1,6 +1,7 @@
 """Answers of every kind, with drafts of every kind, preempted and killed at random, are what they are without.
 
-A few dozen here; ``make identity`` asks for 10,000 (or BATON_IDENTITY of them) and says how many were compared.
+A few dozen here; ``make identity`` asks for 10,000 (or BATON_IDENTITY of them, from seed BATON_IDENTITY_SEED on)
+and says how many were compared.
 """
 
 from __future__ import annotations
@@ -166,7 +167,9 @@ def test_some_answers_are_what_they_are_without_drafts() -> None:
 @pytest.mark.soak
 def test_ten_thousand_answers_of_the_real_engine_are_what_they_are_without_drafts() -> None:
     wanted = int(os.environ.get("BATON_IDENTITY", "10000"))
-    answers, stood, preemptions, kills = compared(range(100, 100 + -(-wanted // AT_ONCE)))
-    print(f"{answers} answers, {stood} drafts stood, {preemptions} preemptions, {kills} kills: the same")
+    first = int(os.environ.get("BATON_IDENTITY_SEED", "100"))
+    answers, stood, preemptions, kills = compared(range(first, first + -(-wanted // AT_ONCE)))
+    told = f"{answers} answers, {stood} drafts stood, {preemptions} preemptions, {kills} kills: the same"
+    print(f"from seed {first}: {told}")
     assert answers >= wanted
     assert min(stood, preemptions, kills) > 0 or wanted < 1000

@@ -135,9 +135,9 @@ class WorkerConfig(Section):
         "the prompts less; 0: as fast as it goes",
     )
     speculation: str = Field(
-        default="none",
-        description="drafts of tokens: none, auto, prompt_lookup, suffix, forced, lookahead, self, self:LAYERS, "
-        "draft:MODEL, medusa:PATH, eagle3:PATH, or several joined by +",
+        default="auto",
+        description="drafts of tokens: none, auto (where drafts can be taken), prompt_lookup, suffix, forced, "
+        "lookahead, self, self:LAYERS, draft:MODEL, medusa:PATH, eagle3:PATH, or several joined by +",
     )
     speculation_accept: Literal["exact", "distribution"] = Field(
         default="exact",

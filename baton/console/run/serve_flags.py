@@ -52,7 +52,7 @@ FLAGS = (
         (
             "speculation", "worker.speculation", str,
             "Draft tokens: none, auto, prompt_lookup, suffix, forced, lookahead, self, draft:MODEL, "
-            "medusa:PATH, eagle3:PATH, or several joined by + (none)",
+            "medusa:PATH, eagle3:PATH, or several joined by + (auto)",
         ),
         ("max_model_len", "worker.max_model_len", int, "Cap on prompt and answer, in tokens"),
         ("seed", "worker.seed", int, "Seeds what is random; 0 takes the system's entropy"),

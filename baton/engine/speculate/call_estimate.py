@@ -17,6 +17,7 @@ T = TypeVar("T", bound=SequenceView)
 SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
 UNFELT = 0.01  # share of a step's time that a call may take without being felt
 SELDOM = 250  # steps between calls that are felt: a 99th percentile sees one in a hundred
+AT_ONCE = 8  # sequences asked by a call that is felt: the first one takes most of the time, with cold caches
 FIRST_CALLS = 3  # of a worker, which are made as if they took FIRST_S, so that drafts which pay are found soon
 MOST_SAVED = 1.0  # calls that the time saved up may pay at once
 NEW = 0.1  # weight of the last measurement
@@ -50,7 +51,8 @@ class CallEstimate:
         hopeful = texts if hopeful is None else hopeful
         asked = [text for text in hopeful if self._expected(text) * token_s > self.call_s]
         share_s = SHARE * step_s
-        if self._calls >= FIRST_CALLS and self.call_s >= UNFELT * step_s:
+        is_felt = self._calls >= FIRST_CALLS and self.call_s >= UNFELT * step_s
+        if is_felt:
             share_s = min(share_s, self.call_s / SELDOM)
         self._saved_s = min(self._saved_s + steps * share_s, max(MOST_SAVED * self.call_s, share_s))
         count = min(int(self._saved_s / self.call_s), len(texts) - len(asked))
@@ -60,6 +62,8 @@ class CallEstimate:
         paying = {text.seq for text in asked}
         others = [text for text in texts if text.seq not in paying]
         self._saved_s -= count * self.call_s
+        if is_felt and AT_ONCE * self.call_s < step_s:
+            count = min(AT_ONCE, len(others))
         self._turn += count
         begin = (self._turn - count) % len(others)
         return asked + (others[begin:] + others[:begin])[:count]

@@ -1,4 +1,4 @@
-"""Keeps recent answers of each tenant in suffix automata of limited size, because later answers may repeat them.
+"""Keeps recent answers of each tenant, within a limited size, because later answers may repeat them.
 
 Knows nothing of drafts. A tenant's answers are used for that tenant's requests alone, because accepted drafts show
 in a request's timing. Answers are read in slices, so that the end of a long one delays no step.
@@ -7,34 +7,35 @@ in a request's timing. Answers are read in slices, so that the end of a long one
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from baton.engine.speculate.automaton import SuffixAutomaton
+from baton.engine.speculate.text_search import GAP, LONGEST, PAIR, TRIED, Match, places, spelled
 
-HALF_TOKENS = 1 << 15  # tokens of one automaton; a tenant has two: when the newer is full, the older is dropped
-MOST_TOKENS = 1 << 17  # of all tenants; some 400 bytes each
-MOST_WAITING = 1 << 15  # tokens of queued answers; more are dropped
-NOTHING = object()  # returned where an insertion has ended
-GAP = -2  # separator after each answer, no token id
+PIECE = 1 << 12  # tokens of a string, in which a match and what followed it stand together
+OF_TENANT = 1 << 16  # tokens of a tenant: when there are more, its oldest string is dropped
+MOST_TOKENS = 1 << 20  # of all tenants, four bytes each
+MOST_WAITING = 1 << 16  # tokens of queued answers; more are dropped
+FOUR = 4  # tokens of a match that is searched in all of a tenant's answers; shorter ones in its latest string
 
 
 class Corpus:
-    """Holds the answers: ``take`` queues one, ``read`` adds some of the queue to automata, ``automata`` returns a
-    tenant's.
+    """Holds the answers: ``take`` queues one, ``read`` adds some of the queue, ``match`` searches a tenant's.
 
-    ``half`` limits the tokens of one automaton, ``most`` those of all.
+    ``of_tenant`` limits the tokens of one tenant, ``most`` those of all.
     """
 
-    def __init__(self, half: int = HALF_TOKENS, most: int = MOST_TOKENS) -> None:
-        self._half, self._most = half, most
-        self._tenants: OrderedDict[bytes, list[SuffixAutomaton]] = OrderedDict()
-        self._waiting: deque[tuple[bytes, deque[int]]] = deque()
-        self._queued = self._held = 0  # tokens in the queue, and in automata
-        self._insertion: Iterator[None] = iter(())  # of the token that was taken last
+    def __init__(self, of_tenant: int = OF_TENANT, most: int = MOST_TOKENS) -> None:
+        self._of_tenant, self._most = of_tenant, most
+        self._piece = min(PIECE, max(1, of_tenant // 4))
+        self._tenants: OrderedDict[bytes, deque[str]] = OrderedDict()
+        self._waiting: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._at = 0  # tokens that were read of the first queued answer
+        self._queued = self._held = 0  # tokens in the queue, and in strings
 
     @property
     def tokens(self) -> int:
-        """Returns the number of tokens in automata and in the queue."""
+        """Returns the number of tokens in strings and in the queue, one more for each answer."""
         return self._queued + self._held
 
     @property
@@ -42,54 +43,65 @@ class Corpus:
         """Returns the number of queued tokens."""
         return self._queued
 
-    def automata(self, tenant: bytes) -> Sequence[SuffixAutomaton]:
-        """Returns the tenant's automata, at most two, the newer last."""
-        return self._tenants.get(tenant, ())
+    def held(self, tenant: bytes) -> int:
+        """Returns the number of tokens in the tenant's strings."""
+        return sum(map(len, self._tenants.get(tenant, ())))
 
     def take(self, tenant: bytes, answer: Sequence[int]) -> None:
         """Queues a finished answer; it is dropped if the queue is too long."""
         if len(answer) > 1 and self._queued + len(answer) < MOST_WAITING:
-            self._waiting.append((tenant, deque((*answer, GAP))))
-            self._queued += len(answer) + 1
+            self._waiting.append((tenant, answer))
+            self._queued += len(answer)
 
     def read(self, most: int) -> None:
-        """Adds queued tokens to automata, in ``most`` pieces of bounded work; a token takes one or more."""
-        for _ in range(most):
-            if next(self._insertion, NOTHING) is NOTHING:
-                if not self._waiting:
-                    return
-                self._begin()
-
-    def _begin(self) -> None:
-        """Takes the next queued token, and begins to add it to its tenant's automaton."""
+        """Moves up to ``most`` tokens of the first queued answer into its tenant's strings."""
+        if not self._waiting:
+            return
         tenant, answer = self._waiting[0]
-        self._insertion = self._part(tenant).insertion(answer.popleft())
-        next(self._insertion, None)
-        self._queued, self._held = self._queued - 1, self._held + 1
-        if not answer:
+        part = spelled(answer[self._at : self._at + min(most, self._piece)])
+        self._at, self._queued = self._at + len(part), self._queued - len(part)
+        if self._at == len(answer):
             self._waiting.popleft()
+            self._at, part = 0, part + GAP
+        self._add(tenant, part)
+
+    def match(self, tenant: bytes, tail: str) -> tuple[str, Match] | None:
+        """Returns the longest of the latest matches of the tenant's answers with the end of ``tail``, and the
+        string that it is in; None without any.
+        """
+        pieces = self._tenants.get(tenant)
+        if not pieces:
+            return None
+        return _longest(reversed(pieces), tail, FOUR) or _longest((pieces[-1],), tail, PAIR)
+
+    def _add(self, tenant: bytes, part: str) -> None:
+        pieces = self._tenants.setdefault(tenant, deque())
+        self._tenants.move_to_end(tenant)
+        if not pieces or len(pieces[-1]) + len(part) > self._piece + 1:
+            pieces.append(part)
+        else:
+            pieces[-1] += part
+        self._held += len(part)
+        while self.held(tenant) > self._of_tenant:
+            self._held -= len(pieces.popleft())
         self._bound(tenant)
 
-    def _part(self, tenant: bytes) -> SuffixAutomaton:
-        """Returns the automaton that the tenant's answers are added to."""
-        parts = self._tenants.setdefault(tenant, [])
-        self._tenants.move_to_end(tenant)
-        if not parts or len(parts[-1]) >= self._half:
-            self._drop(parts, len(parts) - 1)
-            parts.append(SuffixAutomaton())
-        return parts[-1]
-
     def _bound(self, tenant: bytes) -> None:
-        """Drops the least recently used automata beyond the limit, those of other tenants first."""
+        """Drops the least recently used strings beyond the limit, those of other tenants first."""
         while self._held > self._most:
             oldest = next(iter(self._tenants))
-            if oldest != tenant:
-                self._drop(self._tenants.pop(oldest), 2)
-            else:
-                self._drop(self._tenants[tenant], 1)
+            self._held -= len(self._tenants[oldest].popleft())
+            if not self._tenants[oldest]:
+                del self._tenants[oldest]
 
-    def _drop(self, parts: list[SuffixAutomaton], count: int) -> None:
-        """Drops the first ``count`` automata of a tenant's, or as many as there are."""
-        for part in parts[: max(0, count)]:
-            self._held -= len(part)
-        del parts[: max(0, count)]
+
+def _longest(pieces: Iterable[str], tail: str, anchor: int) -> tuple[str, Match] | None:
+    """Returns the longest of the TRIED latest matches in ``pieces``, the latest string first."""
+    found = ((piece, match) for piece in pieces for match in places(piece, tail, anchor, len(piece) - 1))
+    best: tuple[str, Match] | None = None
+    for one in islice(found, TRIED):
+        if best is None or one[1].length > best[1].length:
+            best = one
+        if one[1].length == LONGEST:
+            break
+    return best

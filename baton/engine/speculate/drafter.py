@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
+from baton.engine.speculate.acceptance import AcceptanceEstimate
 from baton.engine.speculate.allowance import Allowance, Stake
 from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.comparison import Comparison
@@ -26,9 +25,11 @@ from baton.engine.speculate.draft import (
     StateSpeculator,
 )
 from baton.engine.speculate.draft_model import DraftModel
-from baton.engine.speculate.judge import LEAST_WATCHED, MOST_ROWS, DraftJudge, WeighedDraft, Writer
+from baton.engine.speculate.judge import MOST_ROWS, DraftJudge, WeighedDraft, Writer
 from baton.engine.speculate.probe import Probe
+from baton.engine.speculate.proposals import Proposals
 from baton.engine.speculate.row_cost import RowCost, Vector
+from baton.engine.speculate.tally import Places, Tally
 from baton.protos.measurements import SpeculationTotals
 
 WATCHED = 8  # of so many steps without speculation one is timed, because the machine's speed drifts slowly
@@ -36,16 +37,6 @@ WATCHED = 8  # of so many steps without speculation one is timed, because the ma
 MOST_FOR_OTHERS = 0.25
 MOST_ENDED = 16  # ended answers that wait to be forgotten, which takes a time that a single step shouldn't have
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
-
-
-class Tally(NamedTuple):
-    """Counts drafts since the start."""
-
-    proposed: int = 0  # drafts that speculators proposed
-    drafts: int = 0  # drafts that were verified
-    verified: int = 0  # tokens
-    accepted: int = 0  # tokens
-    seconds: float = 0.0  # spent on making drafts
 
 
 class Drafter:
@@ -65,18 +56,19 @@ class Drafter:
         by_rejection: bool = False,
         trees: bool = False,
     ) -> None:
-        self.by_rejection, self._trees = by_rejection, trees
+        self.by_rejection = by_rejection
         for speculator in speculators:
             speculator.branches = trees
             if isinstance(speculator, DraftModel):
                 speculator.spreads = by_rejection
         self.tally = Tally()
-        self._judged, self._stood = [0] * MOST_DRAFTS, [0] * MOST_DRAFTS  # by place in the draft
+        self._places = Places()
         self._comparison = Comparison(control_share)
         self._speculators, self._clock = speculators, clock
         self._learning = [one for one in speculators if isinstance(one, LearningSpeculator)]
         self._seeing = [one for one in speculators if isinstance(one, StateSpeculator)]
         self._chances, self._costs = AcceptanceEstimate(), RowCost()
+        self._proposals = Proposals(speculators, self._chances, trees, by_rejection)
         # What look-ups are worth is seen without verifying them; what models draft takes too long for that.
         models = LearningSpeculator, BatchSpeculator
         self._models = any(isinstance(one, models) for one in speculators)
@@ -108,7 +100,7 @@ class Drafter:
         asked, found = self._planned(writers, prompt_tokens, limit_s)
         rest = self._asking.rest()
         soon = bool(asked) or self._judge.is_watching  # a verdict over what they draft is soon due
-        self._rest = min(rest, LEAST_WATCHED - 1) if soon else rest
+        self._rest = min(rest, MOST_DRAFTS - 1) if soon else rest  # looks at kept drafts are felt, too
         self._rested, took = 0, self._clock() - began
         self._comparison.add(count, took)
         self.tally = self.tally._replace(seconds=self.tally.seconds + took)
@@ -151,7 +143,7 @@ class Drafter:
             self._keep(opened, count)
             return len(opened), {}
         seconds = self._costs.seconds(count, min(MOST_ROWS, self._costs.reach(count) - count)) + prompt_s
-        weighed = self._weighed(opened, seconds, count)
+        weighed = self._proposals.weighed(opened, seconds, count)
         return len(opened), self._worthy(weighed, opened, writers, seconds, limit_s, steps)
 
     @property
@@ -162,16 +154,12 @@ class Drafter:
     def _keep(self, texts: Sequence[Writer], count: int) -> None:
         """Keeps a draft of each of ``texts``, to compare it with what is written."""
         for text in texts:
-            drafts = self._drafts(text)
+            drafts = self._proposals.of(text)
             if not drafts:
                 self._asking.brought(text.seq, 0)
                 continue
-            self._judge.keep(text, self._likeliest(text.seq, drafts), count)
+            self._judge.keep(text, self._proposals.likeliest(text.seq, drafts), count)
             self.tally = self.tally._replace(proposed=self.tally.proposed + 1)
-
-    def _likeliest(self, seq: int, drafts: Sequence[Draft]) -> Draft:
-        """Returns the draft whose first token is the likeliest to be accepted."""
-        return drafts[0] if len(drafts) == 1 else max(drafts, key=lambda one: self._chances.first(seq, one))
 
     def _worthy(
         self,
@@ -294,10 +282,7 @@ class Drafter:
         self._comparison.add(accepted, 0.0)
         if self._staked is not None:
             self._staked = self._staked.judged(seq, len(draft.tokens), accepted)
-        went_on = not draft.parents or rows[-1] - 1 in draft.parents
-        for at in range(min(len(draft.tokens), accepted + 1) if went_on else accepted):
-            self._judged[at] += 1
-            self._stood[at] += at < accepted
+        self._places.add(draft, accepted, rows)
         tried, answers = draft.tokens, chosen
         if draft.parents:
             tried, answers = [draft.tokens[row - 1] for row in rows[1:]], [chosen[row] for row in rows]
@@ -308,8 +293,7 @@ class Drafter:
         if self._probed == seq:
             self._probe.made(accepted == len(draft.tokens) if not draft.parents else accepted > 0)
             self._probed = None
-        t, count = self.tally, len(draft.tokens)
-        self.tally = t._replace(verified=t.verified + count, accepted=t.accepted + accepted, drafts=t.drafts + 1)
+        self.tally = self.tally.verified_one(len(draft.tokens), accepted)
 
     @property
     def totals(self) -> SpeculationTotals:
@@ -319,8 +303,8 @@ class Drafter:
         arms = self._comparison.drafts, self._comparison.control
         return SpeculationTotals(
             self._sequence_steps,
-            tuple(self._judged),
-            tuple(self._stood),
+            tuple(self._places.judged),
+            tuple(self._places.stood),
             (arms[0].tokens, arms[1].tokens),
             (arms[0].seconds, arms[1].seconds),
             self._read_ahead,
@@ -345,46 +329,6 @@ class Drafter:
                 self._gone.append(text.seq)
             for speculator in self._speculators:
                 speculator.end(text)
-
-    def _weighed(self, asked: Sequence[Writer], seconds: Vector, sequences: int) -> list[WeighedDraft]:
-        """Returns each sequence's most promising draft."""
-        if not asked:
-            return []
-        for speculator in self._speculators:
-            if isinstance(speculator, BatchSpeculator):
-                speculator.prepare(asked, self._rounds(speculator, asked, seconds, sequences))
-        return [best for text in asked if (best := self._best(text)) is not None]
-
-    def _rounds(self, speculator: BatchSpeculator, asked: Sequence[Writer], seconds: Vector, sequences: int) -> int:
-        """Returns the number of tokens per sequence for which drafting and verifying pays best; at least 1, else
-        nothing is learned.
-        """
-        guess = Draft([0] * MOST_DRAFTS, speculator.name, 0)
-        room = min(MOST_DRAFTS, max(text.draft_room for text in asked))
-        chances = [self._chances.cumulative(text.seq, guess) for text in asked]
-        brought, best, rounds = float(sequences), 0.0, 1
-        for count in range(1, room + 1):
-            brought += sum(one[count - 1] for one in chances if count <= len(one))
-            took = float(seconds[min(count * len(asked), len(seconds) - 1)]) + count * speculator.round_s
-            if brought / took > best:
-                best, rounds = brought / took, count
-        return rounds
-
-    def _best(self, text: Writer) -> WeighedDraft | None:
-        drafts, chances = self._drafts(text), self._chances
-        weighed = [WeighedDraft.of(text, one, chances.cumulative(text.seq, one)) for one in drafts]
-        return max(weighed, key=lambda one: expected(one.chances), default=None)
-
-    def _drafts(self, text: Writer) -> list[Draft]:
-        """Returns the speculators' drafts of ``text``, cut to chains where branches can't be verified."""
-        most = min(MOST_DRAFTS, text.draft_room)
-        found = [draft for one in self._speculators if (draft := one.propose(text, most)) is not None]
-        return found if self._branches(text) else [draft.chain() for draft in found]
-
-    def _branches(self, text: SequenceView) -> bool:
-        """Returns whether several guesses at a place can be verified; by rejection or with a grammar they can't."""
-        sampling = text.request.sampling
-        return self._trees and sampling.grammar is None and not (self.by_rejection and sampling.temperature)
 
     def _settle(self) -> None:
         """Settles what the last step's drafts brought, as far as they were verified."""

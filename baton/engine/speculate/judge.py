@@ -15,10 +15,9 @@ from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.depth import best_depths, cost
 from baton.engine.speculate.draft import Draft, SequenceView
 from baton.engine.speculate.row_cost import RowCost, Vector
-from baton.engine.speculate.watch import DraftVerdict, Watch, Watches
+from baton.engine.speculate.watch import LEAST_WATCHED, DraftVerdict, Watch, Watches
 
 MOST_ROWS = 256  # drafts in one step
-LEAST_WATCHED = 4  # places ahead that a draft is compared with what is written
 
 
 class Writer(SequenceView, Protocol):
@@ -103,10 +102,12 @@ class DraftJudge:
             return
         if verdict.watch.is_weighed:
             self._settle(text.seq, verdict)
-        elif len(verdict.rows) == 1 and not self._allowance.counts(text.seq):
+        elif len(verdict.rows) == 1 and (verdict.watch.is_rest or not self._allowance.counts(text.seq)):
             self._dismiss(text.seq, verdict)  # it brought nothing, and there is nothing to lose
         else:
             self._weigh(text.seq, verdict, is_last)
+        if text.seq in self._watches:
+            self.learn(text, is_last)
 
     def _weigh(self, seq: int, verdict: DraftVerdict, is_last: bool) -> None:
         """Reckons what the draft would have cost, and goes on waiting if it would have been longer."""
@@ -126,14 +127,21 @@ class DraftJudge:
 
     def _dismiss(self, seq: int, verdict: DraftVerdict) -> None:
         """Learns from a draft that wouldn't have been verified, or of which nothing stood."""
+        if verdict.watch.is_rest:
+            return
         self._chances.judge(seq, verdict.watch.draft, len(verdict.rows) - 1, verdict.rows, verdict.unseen)
         self._asking.brought(seq, 0)
 
     def _settle(self, seq: int, verdict: DraftVerdict) -> None:
         watch, rows = verdict.watch, verdict.rows
-        known = verdict.unseen if watch.cost is not None else {*watch.nodes, *verdict.unseen}
-        self._chances.judge(seq, watch.draft, len(rows) - 1, rows, known)
-        if watch.cost is not None and watch.nodes:
-            if not self._allowance.is_proven:
+        if not watch.is_rest:
+            known = verdict.unseen if watch.cost is not None else {*watch.nodes, *verdict.unseen}
+            self._chances.judge(seq, watch.draft, len(rows) - 1, rows, known)
+        if watch.cost is None or not watch.nodes:
+            return
+        if not self._allowance.is_proven:
+            if not watch.is_rest:
                 self._asking.brought(seq, verdict.brought)
-            self._allowance.settle(seq, verdict.brought - watch.cost, watch.sequences)
+            if (rest := verdict.rest()) is not None:
+                self._watches.begin(seq, rest)
+        self._allowance.settle(seq, verdict.brought - watch.cost, watch.sequences)

@@ -31,10 +31,7 @@ def speculator_names(asked: str) -> tuple[str, ...]:
     """Returns the names in ``asked``, which are joined by "+", with "auto" expanded; empty for "none". Raises
     ConfigError for an unknown one.
     """
-    if asked == NONE:
-        return ()
-    parts = asked.split("+")
-    names = [name for part in parts for name in (AUTO_NAMES if part == AUTO else (part,))]
+    names = [name for part in _parts(asked) for name in (AUTO_NAMES if part == AUTO else (part,))]
     for name in names:
         if name not in SPECULATORS and not _is_made_of_a_model(name):
             choices = ", ".join((NONE, AUTO, *SPECULATORS, SELF, f"{DRAFT}MODEL", f"{MEDUSA}PATH", f"{EAGLE3}PATH"))
@@ -51,13 +48,25 @@ def self_layers(name: str) -> int | None:
     return int(count or 0)
 
 
+def without_auto(asked: str) -> str:
+    """Returns ``asked`` without "auto", which asks for nothing where drafts can't be taken."""
+    return "+".join(part for part in _parts(asked) if part != AUTO) or NONE
+
+
+def _parts(asked: str) -> list[str]:
+    return [] if asked == NONE else asked.split("+")
+
+
 def _is_made_of_a_model(name: str) -> bool:
     return self_layers(name) is not None or any(name.startswith(of) and name != of for of in OF_FILES)
 
 
 def placed(asked: str) -> str:
-    """Returns ``asked`` with its directories made absolute, for a process with another working directory."""
-    return "+".join(_placed(name) for name in speculator_names(asked)) or NONE
+    """Returns ``asked`` with its directories made absolute, for a process with another working directory. Raises
+    ConfigError for an unknown name.
+    """
+    speculator_names(asked)
+    return "+".join(_placed(part) for part in _parts(asked)) or NONE
 
 
 def _placed(name: str) -> str:

@@ -1,26 +1,24 @@
-"""Drafts from suffix automata: of each text itself, and of the tenant's recent answers.
+"""Drafts what followed the longest match with a text's last tokens, in the text itself and in the tenant's recent
+answers.
 
 Knows nothing of models or costs. Source: "SuffixDecoding" (https://arxiv.org/abs/2411.04975), with the longest
-match's latest continuation in place of counts.
+match's latest continuation in place of counts, and a search of strings in place of suffix trees.
 """
 
 from __future__ import annotations
 
-from baton.engine.speculate.automaton import SuffixAutomaton
-from baton.engine.speculate.corpus import GAP, Corpus
+from baton.engine.speculate.corpus import FOUR, Corpus
 from baton.engine.speculate.draft import Draft, SequenceView, Speculator, graded
-from baton.engine.speculate.pairs import following
+from baton.engine.speculate.text_search import LONGEST, PAIR, Match, SearchableText, following, spelled
 
 NAME = "suffix"
-CATCH_UP = 64  # tokens of its own text read by one call: 0.1 ms
-READ = 8  # pieces of ended answers read by one call, some four tokens
-LEAST = 2  # tokens of the shortest match that counts
-LOOK_BACK = 16  # tokens of a text by which its place in the corpus is found again
+CATCH_UP = 2048  # tokens of its own text added by one call: 16 us
+READ = 512  # tokens of ended answers read by one call: 4 us
 
 
 class Suffix(Speculator):
-    """Drafts by suffix automata. If ``own`` is False, a text's own tokens are not searched (``prompt_lookup`` does
-    that).
+    """Drafts by matches in recent answers and, if ``own``, in the text's own tokens (which ``prompt_lookup``
+    searches as well).
     """
 
     name = NAME
@@ -28,7 +26,7 @@ class Suffix(Speculator):
     def __init__(self, own: bool = True, corpus: Corpus | None = None) -> None:
         self.corpus = corpus or Corpus()
         self._own = own
-        self._known: dict[int, _DraftState] = {}
+        self._known: dict[int, SearchableText] = {}
 
     def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns the tokens that followed the longest match with the text's end, in the text or in the tenant's
@@ -36,21 +34,23 @@ class Suffix(Speculator):
         """
         if self.corpus.waiting:
             self.corpus.read(READ)
-        known = self._of(text)
-        own = known.match() if self._own else NO_MATCH
-        automaton, end, length = max(own, known.place.match(self.corpus, text), key=lambda found: found[2])
-        if automaton is None or length < LEAST:
+        found = [self.corpus.match(_tenant(text), spelled(text.tokens[-LONGEST:])), self._own_match(text)]
+        best = max((one for one in found if one is not None), key=lambda one: one[1].length, default=None)
+        if best is None:
             return None
-        found = following(automaton.tokens, end, budget)
-        if GAP in found:
-            found = found[: found.index(GAP)]
-        return Draft(found, NAME, graded(length)) if found else None
+        tokens = following(best[0], best[1].end, budget)
+        return Draft(tokens, NAME, graded(best[1].length)) if tokens else None
 
     def read_prompt(self, text: SequenceView, idle: bool) -> int:
-        """Adds part of the prompt to the text's automaton, if its own tokens are searched; returns the number of
-        tokens added.
+        """Adds part of the prompt to what is searched, if the text itself is; returns the number of tokens
+        added.
         """
-        return self._of(text).read() if self._own else 0
+        if not self._own:
+            return 0
+        known = self._of(text)
+        behind = known.behind
+        known.catch_up(CATCH_UP)
+        return behind - known.behind
 
     def end(self, text: SequenceView) -> None:
         """Forgets the text; its answer is queued for the tenant's corpus."""
@@ -58,61 +58,18 @@ class Suffix(Speculator):
         tokens = text.tokens
         self.corpus.take(_tenant(text), tokens[len(tokens) - text.outputs :])
 
-    def _of(self, text: SequenceView) -> _DraftState:
+    def _own_match(self, text: SequenceView) -> tuple[str, Match] | None:
+        if not self._own:
+            return None
+        known = self._of(text)
+        known.catch_up(CATCH_UP)
+        match = known.longest(FOUR) or known.longest(PAIR)
+        return None if match is None else (known.text, match)
+
+    def _of(self, text: SequenceView) -> SearchableText:
         if (known := self._known.get(text.seq)) is None:
-            known = self._known[text.seq] = _DraftState(text)
+            known = self._known[text.seq] = SearchableText(text.tokens)
         return known
-
-
-Match = tuple[SuffixAutomaton | None, int, int]  # automaton, end position, length in tokens
-NO_MATCH: Match = (None, 0, 0)
-
-
-class _DraftState:
-    """Holds the state of one text: its own automaton, and its place in the tenant's."""
-
-    def __init__(self, text: SequenceView) -> None:
-        self._text = text
-        self._own = SuffixAutomaton()
-        self.place = _Place()
-
-    def match(self) -> Match:
-        """Returns the earlier match of the text's end in its own tokens, once all of them were read."""
-        self.read()
-        own = self._own
-        return (own, *own.earlier) if len(own) == len(self._text.tokens) else NO_MATCH
-
-    def read(self) -> int:
-        """Adds some more of the text; returns the number of tokens added."""
-        own, tokens = self._own, self._text.tokens
-        before = len(own)
-        for at in range(before, min(len(tokens), before + CATCH_UP)):
-            own.append(tokens[at])
-        return len(own) - before
-
-
-class _Place:
-    """Holds the state at which a text's end stands in each automaton of its tenant."""
-
-    def __init__(self) -> None:
-        self._states: dict[int, tuple[int, int]] = {}
-        self._read = 0
-
-    def match(self, corpus: Corpus, text: SequenceView) -> Match:
-        """Returns the longest match over all automata, after following the text's new tokens."""
-        automata, tokens = corpus.automata(_tenant(text)), text.tokens
-        fresh = tokens[max(self._read, len(tokens) - LOOK_BACK) :]
-        states, best = dict[int, tuple[int, int]](), NO_MATCH
-        for automaton in automata:
-            known = self._states.get(id(automaton))
-            state, length = known or (0, 0)
-            for token in fresh if known else tokens[-LOOK_BACK:]:
-                state, length = automaton.follow(state, length, token)
-            states[id(automaton)] = state, length
-            if length >= max(LEAST, best[2]):
-                best = automaton, automaton.end(state), length
-        self._states, self._read = states, len(tokens)
-        return best
 
 
 def _tenant(text: SequenceView) -> bytes:

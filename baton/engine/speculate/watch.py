@@ -13,6 +13,7 @@ from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.tree import ROOT, depths
 
 AGREED = 2  # tokens in which a draft and its text agree, seldom by chance
+LEAST_WATCHED = 4  # places ahead that a draft is compared with what is written
 
 
 class Watch(NamedTuple):
@@ -21,6 +22,7 @@ class Watch(NamedTuple):
     ``at`` is the length of its text when it was proposed, and ``enough`` the number of further tokens that are
     waited for. ``nodes`` were verified or, if ``cost`` isn't None, would have been, had that been allowed; ``cost``
     is what they had to bring, in tokens, in a step of ``sequences``. Neither is known unless ``is_weighed``.
+    ``is_rest`` marks what is left of a draft that was watched before.
     """
 
     draft: Draft
@@ -30,6 +32,7 @@ class Watch(NamedTuple):
     cost: float | None = None
     sequences: int = 1
     is_weighed: bool = False
+    is_rest: bool = False
 
 
 class DraftVerdict(NamedTuple):
@@ -46,6 +49,19 @@ class DraftVerdict(NamedTuple):
         """Returns how many tokens of the watched nodes stood."""
         wanted = set(self.watch.nodes)
         return sum(row - 1 in wanted for row in self.rows[1:])
+
+    def rest(self) -> Watch | None:
+        """Returns what is left of a chain behind the tokens that a step with the watched nodes would have brought,
+        as a draft to be watched on its own; None if those brought none, or little is left.
+
+        It stands for what a call for drafts at that place would bring, and tells it without the call.
+        """
+        draft, taken = self.watch.draft, min(len(self.rows) - 1, len(self.watch.nodes)) + 1
+        if draft.parents or not self.brought or len(draft.tokens) - taken < AGREED:
+            return None
+        left = draft._replace(tokens=draft.tokens[taken:], spreads=())
+        enough = min(LEAST_WATCHED, len(left.tokens))
+        return Watch(left, self.watch.at + taken, enough, sequences=self.watch.sequences, is_rest=True)
 
 
 class Watches:

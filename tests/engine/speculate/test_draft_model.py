@@ -118,6 +118,10 @@ def test_a_draft_model_is_loaded_beside_its_target_or_refused_by_name(tmp_path: 
             make_drafter(asked, real, target, 64)
     assert make_drafter("none", real, target, 64) is None
     assert isinstance(make_drafter("suffix", paced, target, 64), Drafter)
+    assert make_drafter("auto", paced, target, 64) is None, "the tokens of a paced engine repeat nothing"
+    both = make_drafter("auto+suffix", paced, target, 64)
+    assert both is not None
+    assert [one.name for one in both._speculators] == ["suffix"]
 
 
 @pytest.mark.skipif(native.library() is None, reason="no native kernels here")

@@ -5,16 +5,13 @@ else's.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from baton.engine.speculate import prompt_lookup, suffix
-from baton.engine.speculate.corpus import Corpus
 from baton.engine.speculate.draft import GRADES, Speculator, accepted, graded
-from baton.engine.speculate.names import AUTO, NONE, speculator_names, speculators
-from baton.engine.speculate.pairs import LONGEST, TRIED, PairIndex
+from baton.engine.speculate.names import AUTO, NONE, placed, speculator_names, speculators, without_auto
 from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.suffix import Suffix
 from baton.protos.errors import ConfigError
@@ -93,30 +90,6 @@ def test_another_answer_of_the_same_tenant_is_looked_in() -> None:
     assert settled(suffix, Written(3, [7, 1, 2], tenant=b"a")) == []  # a prompt is nobody else's
 
 
-def held(corpus: Corpus) -> int:
-    return sum(len(part) for tenant in range(12) for part in corpus.automata(b"%d" % tenant))
-
-
-def test_the_corpus_keeps_its_ceiling_and_the_latest_answers() -> None:
-    corpus, rng = Corpus(half=200, most=900), random.Random(1)
-    for tenant in range(12):
-        for _ in range(30):
-            corpus.take(b"%d" % tenant, rng.choices(range(1000), k=25))
-            corpus.read(200)
-            assert corpus.tokens <= 900 + 26
-            assert corpus.tokens == corpus.waiting + held(corpus)
-    assert corpus.automata(b"11")
-    assert not corpus.automata(b"0")
-    assert sum(len(part) for part in corpus.automata(b"11")) <= 400
-
-
-def test_more_than_can_wait_is_dropped() -> None:
-    corpus = Corpus()
-    for _ in range(100):
-        corpus.take(b"", range(1000))
-    assert corpus.tokens < 40_000
-
-
 def test_what_followed_several_places_is_proposed_as_a_tree_where_trees_are_verified() -> None:
     tokens = [8, 1, 2, 3, 4, 5, 1, 2, 6, 7, 9, 9, 1, 2, 3, 5, 0, 8, 1, 2]
     chain, tree = prompt_lookup.PromptLookup(), prompt_lookup.PromptLookup()
@@ -130,25 +103,6 @@ def test_what_followed_several_places_is_proposed_as_a_tree_where_trees_are_veri
     one = tree.propose(Written(2, [1, 2, 3, 1, 2]), 2)
     assert one is not None
     assert (list(one.tokens), one.parents) == ([3, 1], ())  # there is one place alone
-
-
-@given(st.lists(st.integers(0, 2), min_size=3, max_size=LONGEST))
-def test_a_pair_index_matches_what_is_really_there(tokens: list[int]) -> None:
-    index = PairIndex(tokens)
-    index.catch_up(len(tokens))
-    found = index.matches()
-    there = [at for at in range(len(tokens) - 1, 1, -1) if tokens[at - 2 : at] == tokens[-2:]]
-    assert [match.end for match in found] == there[:TRIED]
-    for match in found:
-        assert match.length >= 2
-        assert tokens[match.end - match.length : match.end] == tokens[len(tokens) - match.length :]
-        assert match.end < len(tokens)
-
-
-def test_a_text_of_equal_tokens_is_compared_with_one_place() -> None:
-    index = PairIndex([5] * 200)
-    index.catch_up(200)
-    assert [match.length for match in index.matches()] == [LONGEST]
 
 
 def test_longer_matches_have_higher_grades() -> None:
@@ -176,6 +130,15 @@ def test_names_are_joined_and_unknown_ones_list_the_choices() -> None:
     for wrong in ("draft:", "none+suffix", ""):
         with pytest.raises(ConfigError, match="choose from"):
             speculator_names(wrong)
+
+
+def test_auto_stays_what_it_is_until_the_worker_knows_its_model(tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    assert [placed(asked) for asked in (AUTO, NONE, "auto+suffix")] == [AUTO, NONE, "auto+suffix"]
+    assert placed(f"auto+draft:{tmp_path}/./draft/../draft") == f"auto+draft:{tmp_path}/draft"
+    assert [without_auto(asked) for asked in (AUTO, NONE, "auto+suffix")] == [NONE, NONE, "suffix"]
+    with pytest.raises(ConfigError, match="magic"):
+        placed("auto+magic")
 
 
 def test_one_call_finds_what_a_prompt_of_hundreds_of_tokens_has() -> None:

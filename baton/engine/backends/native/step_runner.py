@@ -35,6 +35,8 @@ class StepRunner(ABC):
     call it.
     """
 
+    keeps_bits = True  # each row's sums are made in one order, whatever is beside it
+
     def __init__(
         self,
         spec: ModelSpec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,9 +225,15 @@ def test_drafts_for_a_model_with_state_are_refused_by_name(hybrid: Path) -> None
     engine = EngineSpec(model=str(hybrid))
     target = load(hybrid)
     assert make_drafter("none", engine, target, 64) is None
-    for names in ("prompt_lookup", "auto"):
-        with pytest.raises(ConfigError, match="recurrent state"):
+    for names in ("prompt_lookup", "auto+suffix"):
+        with pytest.raises(ConfigError, match=f"speculation {names.removeprefix('auto+')}: .* recurrent state"):
             make_drafter(names, engine, target, 64)
+
+
+def test_auto_asks_for_no_drafts_where_none_can_be_taken(hybrid: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "baton.engine"):
+        assert make_drafter("auto", EngineSpec(model=str(hybrid)), load(hybrid), 64) is None
+    assert "speculation auto: no drafts of its own, because the model keeps recurrent state" in caplog.text
 
 
 def test_a_step_without_pages_for_its_state_is_refused(hybrid: Path) -> None:
