@@ -6,16 +6,17 @@ Knows nothing of clusters. Runs with and without drafts go turn about, and ratio
 
     python -m bench.speculation [--size 150M] [--scheme int8] [--batches 1,4,8,32] [--rounds 5] [--json FILE]
     python -m bench.speculation --quick --json FILE
+    python -m bench.speculation --batches 2,16,64 --part oracle --part real --chances 0
 
 ``--quick`` takes batches 1, 8 and 32, rounds of fewer tokens, and less than twelve minutes. ``--cpu`` computes on
 one thread and counts its CPU time: for a machine with other work, where no core is ours.
 
-Parts: ``oracle`` knows the script and is right by a set chance per token: tokens per second over none, and the
-share of what the best fixed depth would bring by this run's own step times. ``real``: the drafts of
-``--speculation auto``, where the script repeats its prompt with some edits, as summaries with quotes and code edits
-do (copied), where it repeats nothing (new), and where pairs of tokens repeat but tell nothing (misleading).
-``peer``: llama.cpp's own look-up over the same scripts beside its own decoding, on the same shape in Q8_0, at batch
-1; it is left out, and says so, where ``python -m bench.peers.environments llama_cpp`` wasn't run.
+Parts: ``oracle`` knows the script and is right by a set chance per token, from a worker's 800th step on: tokens per
+second over none, and the share of what the best fixed depth would bring by this run's own step times. ``real``: the
+drafts of ``--speculation auto``, where the script repeats its prompt with some edits, as summaries with quotes and
+code edits do (copied), where it repeats nothing (new), and where pairs of tokens repeat but tell nothing
+(misleading). ``peer``: llama.cpp's own look-up over the same scripts beside its own decoding, on the same shape in
+Q8_0, at batch 1; it is left out, and says so, where ``python -m bench.peers.environments llama_cpp`` wasn't run.
 
 The last row is the rule for making ``auto`` the default: at each batch that was measured, nothing below 0.98 of no
 speculation, and no p99 between tokens above it by more than two runs without speculation differ.
@@ -67,8 +68,8 @@ class Extent(msgspec.Struct, frozen=True):
     depths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
     chances: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9)
     fixed_steps: int = 24  # of a fixed depth, whose steps' median is taken
-    warm_steps: int = 800  # of a new worker, before it is measured with set chances of acceptance
     p99_steps: int = 480  # that a 99th percentile is taken of, where steps are short
+    warm_steps: int = 800  # of a new worker, before it is measured with set chances of acceptance
 
     @property
     def warm_runs(self) -> int:
@@ -303,7 +304,7 @@ def oracle(bench: Bench, batch: int) -> Iterator[Row]:
         none = bench.run(prompts, scripts, None)
         fixed = {
             depth: median(bench.run(prompts, scripts, Fixed(Oracle(scripts, 0.0, at), depth), steps).steps)
-            for depth in bench.extent.depths
+            for depth in (bench.extent.depths if any(chances) else ())
         }
         for chance, drafter in drafters.items():
             drafter._speculators = drafter._proposals._speculators = [Oracle(scripts, chance, at)]
@@ -375,11 +376,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--chances", default="", help="of acceptance, of the part oracle: 0 for the rule alone")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     batches = [int(batch) for batch in (args.batches or (QUICK_BATCHES if args.quick else "1,4,8,32")).split(",")]
     extent = QUICK if args.quick else Extent(args.rounds)
+    if args.chances:
+        extent = msgspec.structs.replace(extent, chances=tuple(map(float, args.chances.split(","))))
     runner, console = random_runner(args.size, args.scheme, "bf16")[0], Console(width=150)
     bench = Bench(runner, max(batches), extent, args.cpu, args.size)
     rows = list[Row]()

@@ -165,7 +165,7 @@ def test_a_prompt_that_is_computed_here_is_read_for_drafts_meanwhile() -> None:
     loop.take(ch.Admit(1, EngineRequest("here", prompt, len(prompt), few), True, 0.0))
     while loop.requests[1].first_at is None:
         loop.turn([])
-    assert drafter.totals.read_ahead == 1999 - 1
+    assert drafter.totals.read_ahead == 2000
     assert not loop.ahead._waiting, "steps of answers aren't lengthened by it"
 
 

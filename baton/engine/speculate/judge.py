@@ -118,6 +118,8 @@ class DraftJudge:
         depth = best_depths([[chances[node] for node in order]], 1, alike)[0]
         if not depth:
             self._dismiss(seq, verdict)
+            if not watch.is_rest:
+                self._go_on(seq, verdict)  # by what was learned of it, what is left may be worth its rows
             return
         weighed = watch._replace(nodes=order[:depth], cost=cost(alike, depth, 1), is_weighed=True, enough=depth)
         if verdict.unseen and len(verdict.rows) <= depth and not is_last:
@@ -142,6 +144,10 @@ class DraftJudge:
         if not self._allowance.is_proven:
             if not watch.is_rest:
                 self._asking.brought(seq, verdict.brought)
-            if (rest := verdict.rest()) is not None:
-                self._watches.begin(seq, rest)
+            self._go_on(seq, verdict)
         self._allowance.settle(seq, verdict.brought - watch.cost, watch.sequences)
+
+    def _go_on(self, seq: int, verdict: DraftVerdict) -> None:
+        """Keeps what is left of a draft until it is known that drafts pay."""
+        if not self._allowance.is_proven and (rest := verdict.rest()) is not None:
+            self._watches.begin(seq, rest)

@@ -52,12 +52,12 @@ class DraftVerdict(NamedTuple):
 
     def rest(self) -> Watch | None:
         """Returns what is left of a chain behind the tokens that a step with the watched nodes would have brought,
-        as a draft to be watched on its own; None if those brought none, or little is left.
+        as a draft to be watched on its own; None if no token stood, or little is left.
 
         It stands for what a call for drafts at that place would bring, and tells it without the call.
         """
         draft, taken = self.watch.draft, min(len(self.rows) - 1, len(self.watch.nodes)) + 1
-        if draft.parents or not self.brought or len(draft.tokens) - taken < AGREED:
+        if draft.parents or len(self.rows) == 1 or len(draft.tokens) - taken < AGREED:
             return None
         left = draft._replace(tokens=draft.tokens[taken:], spreads=())
         enough = min(LEAST_WATCHED, len(left.tokens))

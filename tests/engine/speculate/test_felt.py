@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from baton.engine.speculate.draft import Draft, SequenceView, Speculator
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.names import AUTO, speculators
+from tests.engine.speculate.texts import Written
 from tests.engine.speculate.world import (
     CALL_S,
     Clock,
@@ -66,6 +68,34 @@ def test_text_that_copies_is_written_faster(machine: Machine, batch: int, least:
 
 def test_text_that_copies_gains_also_where_calls_for_drafts_are_felt_and_few() -> None:
     assert played(flat, (copied,), 1, call_s=5 * CALL_S).rate >= 2.0
+
+
+def test_one_call_tells_that_drafts_pay() -> None:
+    """A draft of 16 tokens that all stand; of one or two of them, as a step would verify, nobody could be sure."""
+    clock, answer = Clock(), list(range(100, 160))
+    drafter, text = Drafter([Once(answer)], clock), Written(1, answer[:1])
+    for _ in range(20):
+        assert not drafter.plan([text]), "nothing is verified before it is known to pay"
+        drafter.observe(1, 0, flat(1))
+        text.tokens.append(answer[len(text.tokens)])
+    drafter.end(text)
+    assert drafter.tally.proposed == 1
+    assert drafter._allowance._earned > 3.0, "one step's drafts would bring less than one"
+
+
+class Once(Speculator):
+    """Proposes the answer's next tokens, once."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer = answer
+
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
+        at, answer = len(text.tokens), self._answer
+        self._answer = []
+        return Draft(answer[at : at + budget], "once", 0) if answer else None
+
+    def end(self, text: SequenceView) -> None:
+        """Does nothing, because nothing is remembered."""
 
 
 @pytest.mark.parametrize("machine", MACHINES)

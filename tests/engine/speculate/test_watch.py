@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.tree import depths
-from baton.engine.speculate.watch import AGREED, Watch, Watches
+from baton.engine.speculate.watch import AGREED, DraftVerdict, Watch, Watches
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
@@ -65,3 +65,18 @@ def test_at_a_texts_end_what_is_there_is_judged() -> None:
     assert verdict is not None
     assert (list(verdict.rows), list(verdict.unseen)) == ([0, 1, 2], [2])
     assert 1 not in watches
+
+
+def test_what_is_left_of_a_draft_that_stood_is_watched_where_the_next_step_would_begin() -> None:
+    draft = Draft([1, 2, 3, 4, 5, 6], "x", 0)
+    watch = Watch(draft, 10, 4, range(2), 0.5, sequences=3, is_weighed=True)
+    rest = DraftVerdict(watch, range(5), ()).rest()
+    assert rest is not None
+    assert (list(rest.draft.tokens), rest.at, rest.sequences) == ([4, 5, 6], 13, 3)  # two drafts and the step's own
+    assert rest.is_rest
+    assert not rest.is_weighed
+    wrong = DraftVerdict(watch, range(2), ()).rest()
+    assert wrong is not None
+    assert (list(wrong.draft.tokens), wrong.at) == ([3, 4, 5, 6], 12)  # behind the token that was wrong
+    assert DraftVerdict(watch, range(1), ()).rest() is None, "nothing stood"
+    assert DraftVerdict(watch._replace(nodes=range(4)), range(5), ()).rest() is None, "one token is left"
