@@ -55,7 +55,7 @@ class PromptLookup(Speculator):
         return behind - known.behind
 
     def end(self, text: SequenceView) -> None:
-        """Forgets the text."""
+        """Forgets the text of a sequence that ended."""
         self._known.pop(text.seq, None)
 
     def _of(self, text: SequenceView) -> SearchableText:
