@@ -13,9 +13,10 @@ from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import internals_of
+from baton.engine.speculate.comparison import Tally
 from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.draft_model import DraftModel
-from baton.engine.speculate.drafter import Drafter, Tally
+from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.heads.eagle3 import Eagle3
 from baton.engine.speculate.heads.eagle3_layer import Eagle3Layer
 from baton.engine.speculate.heads.files import HeadFiles, Target, packing

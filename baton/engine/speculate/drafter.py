@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from baton.engine.speculate.acceptance import AcceptanceEstimate
 from baton.engine.speculate.allowance import Allowance, Stake
 from baton.engine.speculate.call_estimate import CallEstimate
-from baton.engine.speculate.comparison import Comparison
+from baton.engine.speculate.comparison import Comparison, Places, Tally
 from baton.engine.speculate.depth import best_depths, lengthened
 from baton.engine.speculate.draft import (
     MOST_DRAFTS,
@@ -29,7 +29,6 @@ from baton.engine.speculate.judge import MOST_ROWS, DraftJudge, WeighedDraft, Wr
 from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.proposals import Proposals
 from baton.engine.speculate.row_cost import RowCost, Vector
-from baton.engine.speculate.tally import Places, Tally
 from baton.protos.measurements import SpeculationTotals
 
 WATCHED = 8  # of so many steps without speculation one is timed, because the machine's speed drifts slowly
