@@ -1,8 +1,8 @@
-"""Counts a worker's drafts, and measures their gain by comparing steps with drafts to a small share of steps without.
+"""Counts a worker's drafts, and measures what they gain by comparing steps with drafts to a small share without.
 
-Knows nothing of models, nor of how drafts are chosen. At intervals, a stretch of steps drafts nothing; its tokens per second, compared
-to those of the other stretches, say how much faster answers are written. Stretches alternate, so that the machine's
-drift and changes of the batch affect both alike.
+Knows nothing of models, nor of how drafts are chosen. At intervals, a stretch of steps drafts nothing; its tokens
+per second, compared to those of the other stretches, say how much faster answers are written. Stretches alternate,
+so that the machine's drift and changes of the batch affect both alike.
 """
 
 from __future__ import annotations
