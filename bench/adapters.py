@@ -30,6 +30,8 @@ from baton.engine.adapters.reading import AdapterReader, room
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.adapters.tensors import FILE
 from baton.engine.backends.native.adapters import NativeAdapters
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.plan import AdapterHost, StepPlan
 from baton.engine.program.sites import Site
 from baton.engine.steps.loop import READ_WAIT_S
@@ -67,7 +69,7 @@ class Bench:
     """A random Llama with adapters beside it, and steps of a batch on some of them."""
 
     def __init__(self, size: str, scheme: str, rank: int, targets: tuple[str, ...], batch: int) -> None:
-        self.runner, _ = random_runner(size, scheme, "bf16", max_rank=MOST_RANK)
+        self.runner: NativeRunner | RankRunner = random_runner(size, scheme, "bf16", max_rank=MOST_RANK)[0]
         assert self.runner.adapters is not None
         self.base = self.runner.adapters.base
         self.sites = [site for name, site in self.base.sites.items() if name.rpartition(".")[2] in targets]
@@ -131,24 +133,34 @@ def loads(bench: Bench, folder: Path, rounds: int) -> list[Row]:
     many = NativeAdapters(AdapterBase(places, MOST_RANK, 1 << 30), 1 + len(places) // EXPERTS, LoraStep())
     sized = Loading(bench.runner.adapters, write(folder / "sized", linear_places(bench.base), rank_for(bench.base)))
     tensors = Loading(many, write(folder / "many", places, 1))
+    cases = (*of_size(sized), (f"a load of {MANY_TENSORS} tensors", tensors, 1))
+    rows = beside_loads(bench, cases, rounds)
+    return [*rows, *sized.close(sized.size), *tensors.close(f"{MANY_TENSORS} tensors")]
+
+
+def of_size(sized: Loading) -> tuple[Case, ...]:
+    """Returns the cases of one load, and of one after the other."""
+    return (
+        (f"a load of {sized.size}", sized, 1),
+        (f"loads of {sized.size} one after the other", sized, ENDLESS),
+    )
+
+
+def beside_loads(bench: Bench, cases: Sequence[Case], rounds: int) -> list[Row]:
+    """Measures the p99 between tokens in rounds without loads and in those of each case, turn about."""
     calm: list[float] = []
     again: list[float] = []  # without loads as well: how far two equal rounds are apart
     busy: dict[str, list[float]] = {}
     for _ in range(rounds):
         calm.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
-        for name, loading, count in (
-            (f"a load of {sized.size}", sized, 1),
-            (f"loads of {sized.size} one after the other", sized, ENDLESS),
-            (f"a load of {MANY_TENSORS} tensors", tensors, 1),
-        ):
+        for name, loading, count in cases:
             loading.begin(count)
             busy.setdefault(name, []).append(_p99(between_tokens(bench, BUSY_S, loading.turn, loading.any)))
             loading.end()
         again.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
     rows = [Row("p99 between tokens", 1e3 * statistics.median(calm), "ms")]
     rows += [_slower(f"p99 with {name}", found, calm, MOST_SLOWER) for name, found in busy.items()]
-    rows.append(_slower("the same without loads once more", again, calm, 0))
-    return [*rows, *sized.close(sized.size), *tensors.close(f"{MANY_TENSORS} tensors")]
+    return [*rows, _slower("the same without loads once more", again, calm, 0)]
 
 
 def _p99(seconds: list[float]) -> float:
@@ -159,6 +171,9 @@ def _slower(name: str, found: list[float], beside: list[float], target: float) -
     ratios = [one / other for one, other in zip(found, beside, strict=True)]
     value = 1e3 * statistics.median(found)
     return Row(name, value, "ms", "without", statistics.median(ratios), spread(ratios), target, ceiling=True)
+
+
+Case = tuple[str, "Loading", int]  # a name, what is loaded, and how often in a round
 
 
 class Loading:

@@ -34,9 +34,9 @@ class Workload:
         self._leased = [list(range(seq * PAGES, (seq + 1) * PAGES)) for seq in range(most)]  # as leases have them
         begin, each = most * PAGES + PROMPT // BLOCK_TOKENS, state_pages(runner.spec.layout)
         self._states = [list(range(begin + at * each, begin + (at + 1) * each)) for at in range(2 * most)]
-        pages = begin + 2 * most * each
-        self._buffer = bytearray(pages * runner.spec.layout.page_bytes)
-        runner.bind(memoryview(self._buffer), pages)
+        self.pages = begin + 2 * most * each
+        self._buffer = bytearray(self.pages * runner.spec.layout.page_bytes)
+        runner.bind(memoryview(self._buffer), self.pages)
 
     def decode_seconds(self, batch: int) -> float:
         """Returns the mean seconds of a step that advances ``batch`` sequences, over STEPS steps after a first

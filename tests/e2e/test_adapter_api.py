@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from baton.console.main import app
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.migration import StreamedAnswer, ask
-from tests.engine.adapters.adapter_files import write
+from tests.engine.adapters.adapter_files import EVERYWHERE, write
 
 PROMPT = [7 + at % 90 for at in range(70)]
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -35,6 +35,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (broken / "adapter_model.safetensors").write_bytes(b"\x80\x04pickle")
     other = write(found / "other", Path(DRAFT), seed=9, change=lambda tensors: tensors.update(narrow(tensors)))
     assert other.is_dir()
+    write(found / "words", Path(DRAFT), (*EVERYWHERE, "embed_tokens"), seed=9, change=fewer_words)
+    write(found / "half", Path(DRAFT), seed=9, change=half)
+    write(found / "stranger", Path(DRAFT), seed=9, change=stranger)
     return found
 
 
@@ -46,6 +49,23 @@ def held(fleet: Fleet) -> set[str]:
 def narrow(tensors: dict[str, Any]) -> dict[str, Any]:
     """The first tensors of another base: a hidden size of 64."""
     return {name: tensor[:, :64].contiguous() for name, tensor in tensors.items() if "lora_A" in name}
+
+
+def fewer_words(tensors: dict[str, Any]) -> None:
+    """Another vocabulary: an embedding of one token less."""
+    (name,) = (name for name in tensors if "lora_embedding_A" in name)
+    tensors[name] = tensors[name][:, 1:].contiguous()
+
+
+def half(tensors: dict[str, Any]) -> None:
+    """A matrix without its partner."""
+    del tensors[next(iter(tensors))]
+
+
+def stranger(tensors: dict[str, Any]) -> None:
+    """A module that the model hasn't."""
+    name = next(iter(tensors))
+    tensors[name.replace("layers.0", "layers.900")] = tensors.pop(name)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +100,12 @@ def body(model: str, tokens: int = 24, **more: Any) -> dict[str, Any]:
 def ids(heard: StreamedAnswer) -> list[int]:
     assert heard.error is None, heard.error
     return heard.choices[0]["ids"]
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """Runs `baton adapters`; returns its exit status and what it says."""
+    result = CliRunner().invoke(app, ["adapters", *arguments], env=dict(os.environ))
+    return result.exit_code, " ".join(result.output.split())
 
 
 async def alone(fleet: Fleet, *models: str, tokens: int = 24) -> list[list[int]]:
@@ -149,8 +175,14 @@ def test_what_cannot_be_served_is_refused_by_name_and_leaves_nothing(fleet: Flee
         "broken": "adapter_model.safetensors",
         "other": "shape",
         "wide": "rank",
+        "words": "embed_tokens",
+        "half": "without a lora_",
+        "stranger": "isn't a layer of this model",
+        "nowhere": "nowhere",
     }
     for path, named in bad.items():
+        code, said = command("add", "x", path, "--url", fleet.url)
+        assert (code, named in said or path in said) == (1, True), said
         refused = post(fleet, LOAD, lora_name="x", lora_path=path)
         told = refused.json()["error"]
         assert (refused.status_code, told["code"]) == (400, "adapter_refused"), refused.text
@@ -199,9 +231,9 @@ async def test_every_surface_is_on_the_adapter(fleet: Fleet) -> None:
 @pytest.mark.thorough
 def test_the_command_adds_lists_and_removes(fleet: Fleet) -> None:
     def baton(*arguments: str) -> str:
-        result = CliRunner().invoke(app, ["adapters", *arguments, "--url", fleet.url], env=dict(os.environ))
-        assert result.exit_code == 0, result.output
-        return result.output
+        code, said = command(*arguments, "--url", fleet.url)
+        assert code == 0, said
+        return said
 
     assert "sql@" in baton("add", "sql", "sql", "--pinned")
     listed = baton("list")

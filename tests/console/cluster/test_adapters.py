@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from baton.console.cluster import adapters
 from baton.console.cluster.adapters import FILES, WantedAdapter, difference, table
 from baton.console.main import app
+from tests.fake_hub import hub
 
 
 def entry(name: str, root: str = "", **fields: Any) -> dict[str, Any]:
@@ -200,6 +201,29 @@ def test_adapters_are_fetched_whole_and_once(tmp_path: Path, monkeypatch) -> Non
     assert sorted(p.name for p in (root / "team" / "sql").iterdir()) == sorted(FILES)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched(()))
     assert baton("fetch", str(file), str(root))[0] == 0  # it is there
+
+
+def test_the_hubs_client_fetches_an_adapters_two_files_and_an_unknown_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stored := tmp_path / "stored").mkdir()
+    for name in (*FILES, "README.md"):
+        (stored / name).write_text(name)
+    file, root = tmp_path / "a.json", tmp_path / "root"
+    file.write_text(
+        '{"sql": {"path": "team/sql", "hub": "acme/sql"}, "gone": {"path": "gone", "hub": "acme/gone"}}'
+    )
+    with hub({"acme/sql": stored}) as url:
+        of_hub = huggingface_hub.constants  # which reads HF_ENDPOINT when it is imported
+        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
+            monkeypatch.setattr(of_hub, name, getattr(of_hub, name).replace(of_hub._HF_DEFAULT_ENDPOINT, url))
+        monkeypatch.setattr(of_hub, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        code, text = baton("fetch", str(file), str(root))
+    assert code == 1
+    assert "the adapter acme/gone can't be fetched" in text
+    found = {path.name: path.read_text() for path in (root / "team" / "sql").iterdir()}
+    assert found == {name: name for name in FILES}
+    assert [path.name for path in root.iterdir()] == ["team"]
 
 
 def test_what_is_no_adapter_leaves_no_folder(tmp_path: Path, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """Runs what the chart's pods run: the rendered commands, environment and config, as local processes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 from baton.engine.adapters.tensors import FILE as ADAPTER_FILE
 from tests.deploy.helm.charts import ROOT, Manifest, profile
 from tests.deploy.helm.running_pods import PACED, UP_S, Place, _ask, _wait, serve, up
+from tests.fake_hub import hub
 
 
 @pytest.mark.thorough  # run by make helm-check
@@ -55,6 +57,53 @@ def test_the_adapters_job_first_fills_the_claim_from_which_workers_load(tmp_path
         assert not list(place.claim("a").iterdir())
         assert _applied(place, inits=["fetch", "hub"]) == {"sql", "style"}
         assert {path.name for path in place.claim("a").iterdir()} == {"sql", "style"}
+
+
+# What `aws s3 sync` does of an adapter's folder, where the command isn't installed.
+SYNC = """
+import boto3, os, pathlib, sys
+bucket, root = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]), pathlib.Path(sys.argv[2])
+for entry in bucket.list_objects_v2(Bucket=sys.argv[1])["Contents"]:
+    (root / entry["Key"]).parent.mkdir(parents=True, exist_ok=True)
+    bucket.download_file(sys.argv[1], entry["Key"], str(root / entry["Key"]))
+"""
+
+
+@pytest.mark.thorough  # make helm-check runs it too
+def test_the_adapters_job_fetches_from_an_object_store_and_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
+    for name in ("sql", "style"):
+        _write_adapter(tmp_path / name)
+    root = "/var/lib/baton/adapters"
+    aws = ["aws", "s3", "sync", "s3://adapters", root]
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        address = "http://{}:{}".format(*server.get_host_and_port())
+        given = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"), "us-east-1")
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        store = boto3.client("s3", endpoint_url=address)
+        store.create_bucket(Bucket="adapters")
+        for path in (tmp_path / "sql").iterdir():
+            store.upload_file(str(path), "adapters", f"sql/{path.name}")
+        with hub({"acme/style": tmp_path / "style"}) as endpoint:
+            env = [{"name": name, "value": value} for name, value in given.items()]
+            env += [{"name": "AWS_ENDPOINT_URL", "value": address}, {"name": "HF_ENDPOINT", "value": endpoint}]
+            command = aws if shutil.which("aws") else [sys.executable, "-c", SYNC, "adapters", root]
+            adapters: Manifest = {
+                "source": "pvc",
+                "pvc": {"claimName": "a"},
+                "fetch": {"image": "any/image:1", "command": command, "env": env},
+                "serve": {"sql": {"path": "sql"}, "style": {"path": "style/2", "hub": "acme/style"}},
+            }
+            with up({**PACED, "adapters": adapters}) as (place, _, _):
+                assert _applied(place, inits=["fetch", "hub"]) == {"sql", "style"}
+                assert (place.claim("a") / "style" / "2" / ADAPTER_FILE).is_file()
+    finally:
+        server.stop()
 
 
 def _write_adapter(folder: Path) -> None:
