@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from baton.kv.wire.frames import Kind
+from baton.kv.wire.frames import Frame, Kind
 from baton.protos.channel import BlocksReceived, ReceiveClosed, ReceiveOpened
 from baton.protos.errors import BatonError, LeaseUnknown
-from tests.decode_worker.io.intake_rig import LAYOUT, Live, Rig, refused, rig
+from tests.decode_worker.io.intake_rig import LAYOUT, Lease, Live, Rig, refused, rig
 
 __all__ = ["rig"]
 
@@ -33,7 +33,8 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_nothing_is_written_between_the_commit_frame_and_the_engines_answer(rig: Rig) -> None:
+async def committing(rig: Rig) -> tuple[Lease, asyncio.Future[Frame]]:
+    """Sends one block and its commit, which the engine doesn't confirm; returns the lease and the reply to come."""
     rig.commits = False
     lease, live = rig.admit(1, 16), Live(rig)
     await live.ask(lease.open())
@@ -41,6 +42,11 @@ async def test_nothing_is_written_between_the_commit_frame_and_the_engines_answe
     live.send(lease.commit())
     waiting = asyncio.ensure_future(live.reply())
     await turns()
+    return lease, waiting
+
+
+async def test_nothing_is_written_between_the_commit_frame_and_the_engines_answer(rig: Rig) -> None:
+    lease, waiting = await committing(rig)
     assert (await rig.refusal(lease.open(), lease.block(0))).label == "already_committed"
     rig.intake.rearm(1, 2)
     assert refused([await waiting]).label == "stale_epoch"
@@ -49,13 +55,7 @@ async def test_nothing_is_written_between_the_commit_frame_and_the_engines_answe
 
 
 async def test_a_request_that_ends_with_its_first_token_is_still_acknowledged(rig: Rig) -> None:
-    rig.commits = False
-    lease, live = rig.admit(1, 16), Live(rig)
-    await live.ask(lease.open())
-    await live.ask(lease.block(0))
-    live.send(lease.commit())
-    waiting = asyncio.ensure_future(live.reply())
-    await turns()
+    lease, waiting = await committing(rig)
     rig.intake.on_committed(1, 1)
     rig.intake.close(1)
     assert (await waiting).subject == Kind.COMMIT
@@ -148,12 +148,6 @@ async def test_a_cancelled_stream_lets_go_of_its_lease(rig: Rig) -> None:
 
 
 async def test_the_engines_refusal_of_a_commit_reaches_the_sender(rig: Rig) -> None:
-    rig.commits = False
-    lease, live = rig.admit(1, 16), Live(rig)
-    await live.ask(lease.open())
-    await live.ask(lease.block(0))
-    live.send(lease.commit())
-    waiting = asyncio.ensure_future(live.reply())
-    await turns()
+    lease, waiting = await committing(rig)
     rig.intake.close(1, BatonError("the sequence failed", "x"))
     assert refused([await waiting]).message == "the sequence failed"

@@ -20,7 +20,7 @@ from baton.kv.wire import frames
 from baton.kv.wire.base import Transport
 from baton.kv.wire.frames import Frame, Kind
 from baton.prefill_worker.io import handoff as handoff_module
-from baton.prefill_worker.io.handoff import Handoff
+from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened
 from baton.protos.errors import LeaseUnknown, StaleEpoch, WorkerLost
@@ -87,6 +87,17 @@ async def decode(
     local.close()
 
 
+async def begun(decode: tuple[Decode, Transport, str, Source], count: int) -> asyncio.Future[HandoffReport]:
+    """Begins a handoff, and returns its run once the first ``count`` blocks have arrived."""
+    there, transport, address, source = decode
+    there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
+    handoff = source.handoff(transport, address)
+    handoff.ship(source.blocks[:count])
+    running = asyncio.ensure_future(handoff.run())
+    await until(lambda: there.intake.received_blocks == count)
+    return running
+
+
 async def test_a_prompt_arrives_byte_for_byte(decode: tuple[Decode, Transport, str, Source]) -> None:
     there, transport, address, source = decode
     there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
@@ -102,12 +113,7 @@ async def test_a_prompt_arrives_byte_for_byte(decode: tuple[Decode, Transport, s
 
 
 async def test_a_lease_that_ends_midway_is_heard_at_once(decode: tuple[Decode, Transport, str, Source]) -> None:
-    there, transport, address, source = decode
-    there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
-    handoff = source.handoff(transport, address)
-    handoff.ship(source.blocks[:2])
-    running = asyncio.ensure_future(handoff.run())
-    await until(lambda: there.intake.received_blocks == 2)
+    there, running = decode[0], await begun(decode, 2)
     there.intake.close(7)
     assert there.told[-1] == ReceiveClosed(7, 1)
     with pytest.raises(LeaseUnknown):
@@ -117,12 +123,7 @@ async def test_a_lease_that_ends_midway_is_heard_at_once(decode: tuple[Decode, T
 async def test_a_sender_that_is_cancelled_lets_go_of_the_receivers_pages(
     decode: tuple[Decode, Transport, str, Source],
 ) -> None:
-    there, transport, address, source = decode
-    there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
-    handoff = source.handoff(transport, address)
-    handoff.ship(source.blocks[:2])
-    running = asyncio.ensure_future(handoff.run())
-    await until(lambda: there.intake.received_blocks == 2)
+    there, running = decode[0], await begun(decode, 2)
     running.cancel()
     await asyncio.wait({running})
     await until(lambda: there.told[-1] == ReceiveClosed(7, 1))
@@ -132,11 +133,7 @@ async def test_a_second_prefill_finishes_what_the_first_began(
     decode: tuple[Decode, Transport, str, Source],
 ) -> None:
     there, transport, address, source = decode
-    there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
-    first = source.handoff(transport, address)
-    first.ship(source.blocks[:4])
-    running = asyncio.ensure_future(first.run())
-    await until(lambda: there.intake.received_blocks == 4)
+    running = await begun(decode, 4)
     there.intake.rearm(7, 2)
     with pytest.raises(StaleEpoch):
         await asyncio.wait_for(running, 30)
