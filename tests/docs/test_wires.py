@@ -1,4 +1,4 @@
-"""Wires between parts can be seen: private names stay inside, nothing is called by a made-up name, nothing patched."""
+"""Wires can be seen: private names stay inside, no name of a handler is put together, no module is patched."""
 
 from __future__ import annotations
 

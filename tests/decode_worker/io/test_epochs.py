@@ -55,7 +55,7 @@ async def test_nothing_is_written_between_the_commit_frame_and_the_engines_answe
 
 
 async def test_a_request_that_ends_with_its_first_token_is_still_acknowledged(rig: Rig) -> None:
-    lease, waiting = await committing(rig)
+    _, waiting = await committing(rig)
     rig.intake.on_committed(1, 1)
     rig.intake.close(1)
     assert (await waiting).subject == Kind.COMMIT
@@ -148,6 +148,6 @@ async def test_a_cancelled_stream_lets_go_of_its_lease(rig: Rig) -> None:
 
 
 async def test_the_engines_refusal_of_a_commit_reaches_the_sender(rig: Rig) -> None:
-    lease, waiting = await committing(rig)
+    _, waiting = await committing(rig)
     rig.intake.close(1, BatonError("the sequence failed", "x"))
     assert refused([await waiting]).message == "the sequence failed"
