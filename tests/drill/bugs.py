@@ -159,8 +159,8 @@ BUGS = (
     Bug(
         "a lost link doesn't end its leases",
         "router/workers/decode_session.py",
-        "        for lease in leases:\n            lease.over(error)",
-        "        for lease in ():\n            lease.over(error)",
+        "lease.over(error), leases.values())",
+        "lease.over(error), ())",
         faults=("break", "cut", "kill"),
     ),
     Bug(
