@@ -206,7 +206,9 @@ class _Uvicorn(uvicorn.Server):
         await self.lifespan.startup()
 
         def protocol(place: ConnectionEntry) -> BoundedHttp:
-            return BoundedHttp(self._connections, place, self.config, self.server_state, self.lifespan.state)
+            made = BoundedHttp(self._connections, place, self.config, self.server_state, self.lifespan.state)
+            place.connection = made
+            return made
 
         self.servers = [Acceptor(s, self._connections, protocol, self._context) for s in sockets or ()]  # type: ignore[misc]
         self.started = True

@@ -53,7 +53,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._trailing = False  # what comes like a header now is a trailer
         self._hosts: list[bytes] = []
         self._refusal: tuple[int, str, str] | None = None
-        entry.connection = self
 
     # ---- what comes in -------------------------------------------------------------------------------
 
