@@ -71,7 +71,7 @@ async def again(c: Cluster, worker: FakeWorker, number: int) -> None:
     await c.all_up()
 
 
-async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
+async def soaked(requests: int, rounds: int, restarts: bool = True) -> dict[str, list[int]]:
     config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0)
     async with cluster(2, 2) as c:
         catalog = ModelCatalog(c.dispatcher.models, {"m": None})
@@ -86,14 +86,16 @@ async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
                         await asyncio.gather(*(one(c, http, rng) for _ in range(AT_ONCE)))
                     await c.idle()
                     await http.get("/metrics")
-                await again(c, rng.choice([*c.p, *c.d]), number)
+                if restarts:
+                    await again(c, rng.choice([*c.p, *c.d]), number)
                 await c.core.decisions.flush()
 
             return await grown(lambda: {"dispatcher": c.dispatcher, "service": service}, serve, BOUNDS, rounds)
 
 
-async def test_nothing_in_a_router_grows_with_the_requests_served() -> None:
-    assert await soaked(requests=50, rounds=4) == {}
+@pytest.mark.parametrize("restarts", [True, False])  # a session with a worker may last for months
+async def test_nothing_in_a_router_grows_with_the_requests_served(restarts: bool) -> None:
+    assert await soaked(requests=50, rounds=4, restarts=restarts) == {}
 
 
 @pytest.mark.soak
