@@ -21,7 +21,8 @@ from baton.kernels.moe.reference import moe as reference
 from tests.kernels.lora_suite import Rows
 from tests.kernels.moe_suite import Case, close
 
-Check = Callable[[ctypes.CDLL], None]
+Check = Callable[..., None]  # of a library, and of the kinds of weights that it has a form for
+Kind = Callable[[Case], Experts]
 SHAPE = (41, 40, 24, 5, 2)  # rows, hidden, inner, experts, chosen
 
 
@@ -91,15 +92,23 @@ def plain(case: Case) -> Experts:
     return Experts(of.gate_up.nan_to_num().float(), of.down.nan_to_num().float(), of.chosen, of.renormalise)
 
 
+def narrow(case: Case) -> Experts:
+    """The case's experts as they are, in bf16."""
+    return case.experts
+
+
+BOTH: tuple[Kind, ...] = (plain, narrow)
+
+
 def two(experts: Experts, rows: int) -> Given:
     """Two adapters, of some experts each, and rows without any."""
     few, many = Adapter(experts, (1, 2, 4), 4), Adapter(experts, range(5), 9, torch.bfloat16)
     return [(list(range(0, rows, 3)), few), (list(range(1, rows, 3)), many)]
 
 
-def they_are_the_oracles(library: ctypes.CDLL) -> None:
+def they_are_the_oracles(library: ctypes.CDLL, kinds: Sequence[Kind] = BOTH) -> None:
     case = Case(4, SHAPE)
-    for experts in (plain(case), case.experts):
+    for experts in (kind(case) for kind in kinds):
         given = two(experts, SHAPE[0])
         found, wanted = (
             run(library, experts, case.x, case.logits, given),
@@ -119,10 +128,10 @@ def gates_with_biases_come_after_them(library: ctypes.CDLL) -> None:
     assert close(found, oracle(experts, case.x, case.logits, given, gate))
 
 
-def company_changes_no_bit(library: ctypes.CDLL) -> None:
+def company_changes_no_bit(library: ctypes.CDLL, kinds: Sequence[Kind] = BOTH) -> None:
     """Takes more rows than a part of the step has; a row without an adapter has the bits of a step without any."""
     case = Case(5, (300, *SHAPE[1:]))
-    for experts in (plain(case), case.experts):
+    for experts in (kind(case) for kind in kinds):
         given = two(experts, 300)
         found, bare = (run(library, experts, case.x, case.logits, one) for one in (given, []))
         assert torch.equal(found[2::3], bare[2::3])
@@ -132,4 +141,23 @@ def company_changes_no_bit(library: ctypes.CDLL) -> None:
             assert torch.equal(alone[0], found[row]), row
 
 
-CHECKS: tuple[Check, ...] = (they_are_the_oracles, gates_with_biases_come_after_them, company_changes_no_bit)
+def ranks_to_256_and_parameters_beside_layers(library: ctypes.CDLL, kinds: Sequence[Kind] = (narrow,)) -> None:
+    """The most parts that an expert's layer can have: gate, up, and the parameter of both under its two names."""
+    case = Case(8, (9, 16, 8, 3, 2))
+    for experts in (kind(case) for kind in kinds):
+        most = Adapter(experts, range(3), 255)
+        both = tuple(most._pair(256, 16, 16, 16 * e, torch.bfloat16) for e in range(3) for _ in range(2))
+        most.gate_up = tuple(sorted((*most.gate_up, *both), key=lambda part: part.first))
+        given = [(list(range(0, 9, 2)), most)]
+        found, wanted = (
+            of(*at, case.x, case.logits, given) for of, at in ((run, (library, experts)), (oracle, (experts,)))
+        )
+        assert close(found, wanted)
+
+
+NARROW: tuple[Check, ...] = (
+    they_are_the_oracles,
+    company_changes_no_bit,
+    ranks_to_256_and_parameters_beside_layers,
+)
+CHECKS: tuple[Check, ...] = (*NARROW, gates_with_biases_come_after_them)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.engine.program.sites import Site, StackedSite, is_expert
+from baton.engine.program.sites import Site, StackedSite
 
 
 class AdapterBase(msgspec.Struct, frozen=True):
@@ -19,9 +19,3 @@ class AdapterBase(msgspec.Struct, frozen=True):
     narrow: bool = False  # matrices are stored as bf16
     stacked: dict[str, StackedSite] = {}  # parameters that hold all experts of a layer, by name
     model: str = ""  # folder of the base's checkpoint, with whose tables an adapter's copies of them are compared
-
-
-def without_experts(base: AdapterBase) -> AdapterBase:
-    """Returns ``base`` without the sites of experts, for an engine whose ops of experts take no adapters."""
-    sites = {module: site for module, site in base.sites.items() if not is_expert(module)}
-    return msgspec.structs.replace(base, sites=sites, stacked={})

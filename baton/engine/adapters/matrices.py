@@ -17,7 +17,7 @@ from baton.engine.adapters.pace import Pacing, no_pace
 from baton.engine.adapters.peft_config import LoraSettings
 from baton.engine.adapters.stacks import Stack, TensorPair, parameters, resolved
 from baton.engine.adapters.tensors import TensorEntry, TensorFile
-from baton.engine.program.sites import HEAD_MODULE, Site, is_expert
+from baton.engine.program.sites import HEAD_MODULE, Site
 from baton.kernels.lora.structs import panelled
 from baton.protos.errors import AdapterRefused
 
@@ -108,15 +108,13 @@ def _half(file: TensorFile, entry: TensorEntry, base: AdapterBase) -> tuple[str,
     if not sites or (parameters(module, base) and not looked_up):
         return module, found[2] or found[3]
     if module not in sites:
-        raise file.error(entry.name, _absent(module, bool(base.stacked) or any(map(is_expert, sites))))
+        raise file.error(entry.name, _absent(module))
     if looked_up is not sites[module].looked_up:
         raise file.error(entry.name, f"is {'' if looked_up else 'not '}an embedding's, unlike the model's {module}")
     return module, found[2] or found[3]
 
 
-def _absent(module: str, experts: bool) -> str:
-    if is_expert(module) and not experts:
-        return "stands beside an expert, where adapters are applied on a CPU only; target other layers"
+def _absent(module: str) -> str:
     if module == HEAD_MODULE:
         return "stands beside the head, where adapters aren't applied in this model; target other layers"
     return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"

@@ -6,6 +6,7 @@ under several schedules, with planted bugs. If nvcc or cuobjdump is missing, its
 --strict makes that a failure. --write updates the ledger first, and ran.json and docs/cuda.md if the suites passed.
 
     python -m baton.kernels.cuda.check [--strict] [--write] [pytest's arguments]
+    python -m baton.kernels.cuda.check --write --ops moe,step -k "moe or step"     where those two's sources changed
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def main() -> int:
     ran, launched = suites(of_pytest)
     if asked.write and ran:
         ledger.LEDGER.write_text(json.dumps(ledger.current(), indent=1, sort_keys=True) + "\n")
-        table.mark_run(launched)
+        table.mark_run(launched, asked.ops.split(",") if asked.ops else ())
         table.PAGE.write_text(table.text())
     found = [gate(*each) for each in GATES]
     fine = ran and all(result is not False for result in found) and not (asked.strict and None in found)
@@ -112,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--strict", action="store_true", help="fail where nvcc or cuobjdump is missing")
+    parser.add_argument(
+        "--ops", default="", help="with --write: these alone, by comma, whose tests pytest's arguments choose"
+    )
     parser.add_argument("--write", action="store_true", help="renew the records that describe these sources")
     return parser
 

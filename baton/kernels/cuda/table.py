@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,15 @@ def keys() -> dict[str, str]:
     return {op: build.source_key(op) for op in build.ops()}
 
 
-def mark_run(launched: Iterable[str]) -> None:
-    """Records that the suites of the ops in ``forms.json`` passed on the shim with the present sources, and which
-    kernels they ``launched``, each as "op kernel".
+def mark_run(launched: Iterable[str], ops: Collection[str] = ()) -> None:
+    """Records that the suites of the ops in ``forms.json``, or of ``ops`` alone, passed on the shim with the
+    present sources, and which kernels they ``launched``, each as "op kernel".
     """
+    earlier, forms = _read(RAN), _read(FORMS)
     found = {
-        op: {"sources": key, "launched": of_op(launched, op)} for op, key in keys().items() if op in _read(FORMS)
+        op: earlier[op] if ops and op not in ops else {"sources": key, "launched": of_op(launched, op)}
+        for op, key in keys().items()
+        if op in forms and (not ops or op in ops or op in earlier)
     }
     RAN.write_text(json.dumps(found, indent=1) + "\n")
 

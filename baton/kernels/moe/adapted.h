@@ -1,4 +1,4 @@
-// A layer of experts with low-rank adapters beside each expert's matrices. On a CPU alone. Knows nothing of who loads them.
+// A layer of experts with low-rank adapters beside each expert's matrices. Knows nothing of who loads them.
 #pragma once
 #include "../lora/lora.h"
 #include "form.h"
@@ -16,14 +16,16 @@ struct ExpertAdapters {
 
 struct AdaptedMoe {
   const Moe* moe;
-  const BiasedMoe* biased;  // or null
+  const BiasedMoe* biased;  // or null, as it always is on a GPU
   const LoraStep* lora;
   int64_t gate_up, down;  // sites
 };
 
 }  // namespace baton
 
+#ifndef BATON_DEVICE  // a cuda.cu exports the same symbol, with a stream
 // As baton_moe, or baton_biased_moe where `moe->biased` isn't null, with what the rows' adapters of `of` have beside the chosen
 // experts added to their gates, ups and outputs, of the inputs that the experts' own matrices read. `moe->lora` isn't read.
 BATON_API void baton_adapted_moe(const baton::AdaptedMoe* moe, const baton::ExpertAdapters* of, const float* x, int64_t x_stride,
                                  const float* logits, int64_t rows, float* out, int64_t out_stride);
+#endif

@@ -14,5 +14,7 @@ struct BiasedMoe {
 
 }  // namespace baton
 
+#ifndef BATON_DEVICE
 BATON_API void baton_biased_moe(const baton::BiasedMoe* moe, const float* x, int64_t x_stride, const float* logits, int64_t rows,
                                 float* out, int64_t out_stride);
+#endif

@@ -123,8 +123,14 @@ __device__ void multiply_unit(const Layer& layer, const Unit& u, const int* sour
   __syncthreads();
 }
 
-template <int M>
-__device__ void one_unit(const Layer& layer, const Unit& u, int* sources, uint16_t* stages, void* out) {
+// What adapters add to gates and ups, by place.
+struct Added {
+  const LoraSite* sites;  // of those that have anything
+  const float* values;
+};
+
+template <int M, bool adapted>
+__device__ void one_unit(const Layer& layer, const Unit& u, const Added& added, int* sources, uint16_t* stages, void* out) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   for (int i = threadIdx.x; i < u.rows; i += THREADS) sources[i] = layer.order ? layer.order[u.first + i] / layer.chosen : u.first + i;
   __syncthreads();
@@ -139,9 +145,13 @@ __device__ void one_unit(const Layer& layer, const Unit& u, int* sources, uint16
       const int64_t at = (u.first + row) * layer.outputs;
 #pragma unroll
       for (int n = 0; n < 4; n++) {
-        const float *a = sums[m][n] + 2 * half, *up = sums[m][(n + 2) % 4] + 2 * half;
+        float *a = sums[m][n] + 2 * half, *up = sums[m][(n + 2) % 4] + 2 * half;
         const int64_t output = u.output + (layer.gated ? warp * 16 : warp * 32) + 8 * n + 2 * t;
         if (output >= layer.outputs || (layer.gated && n >= 2)) continue;
+        if (adapted && added.sites[u.first + row].count) {
+          const float* more = added.values + 2 * at + output;
+          a[0] += more[0], a[1] += more[1], up[0] += more[layer.outputs], up[1] += more[layer.outputs + 1];
+        }
         if (layer.gated)
           *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out) + at + output) = to_bf16x2(silu(a[0]) * up[0], silu(a[1]) * up[1]);
         else
@@ -150,7 +160,8 @@ __device__ void one_unit(const Layer& layer, const Unit& u, int* sources, uint16
     }
 }
 
-template <bool gated>
+// `adapted`: of the first layer alone, where rows may have adapters.
+template <bool gated, bool adapted>
 __global__ void __launch_bounds__(THREADS) grouped(Moe m, Routed r) {
   BATON_SHARED(uint16_t, stages);
   BATON_STATIC_SHARED(int, ends, MOST_EXPERTS);
@@ -159,15 +170,16 @@ __global__ void __launch_bounds__(THREADS) grouped(Moe m, Routed r) {
   const Layer layer = gated ? Layer{m.gate_up, r.x, m.hidden, m.inner, true, r.order, m.chosen}
                             : Layer{m.down, r.between, m.inner, m.hidden, false, nullptr, 1};
   void* out = gated ? static_cast<void*>(r.between) : static_cast<void*>(r.y);
+  const Added added{r.beside_gates, r.added};
   grid_wait();
   grid_launch_next();
   const int units = count_units(layer, r.ends, m.experts, ends, scratch);
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const Unit u = unit_of(layer, r.ends, ends, m.experts, unit);
     if (u.rows <= FEW)
-      one_unit<FEW>(layer, u, sources, stages, out);
+      one_unit<FEW, adapted>(layer, u, added, sources, stages, out);
     else
-      one_unit<MOST_TILE>(layer, u, sources, stages, out);
+      one_unit<MOST_TILE, adapted>(layer, u, added, sources, stages, out);
   }
 }
 

@@ -1,6 +1,6 @@
 // Who goes to which expert: the choice by row, and a stable sort of (row, rank) by expert without atomics. Included by cuda.cu alone.
 #pragma once
-#include "moe.h"
+#include "adapted.h"
 
 namespace baton {
 namespace {
@@ -15,6 +15,10 @@ struct Routed {
   float* y;          // (n, hidden), by place
   float* weights;    // by row and rank
   int *experts, *place, *order, *ends;  // by row and rank; the same; by place; by expert
+  // Of rows that may have adapters alone, by place: what they have beside its expert's two layers, their sums (adapters.cuh), and
+  // what is added to gates and ups, (n, 2 inner), of places that have anything there.
+  LoraSite *beside_gates, *beside_down;
+  float *sums, *added;
 };
 
 // The larger logit, of equal ones the lower expert; -1 is none, a NaN is below everything.

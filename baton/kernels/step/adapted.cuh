@@ -1,11 +1,11 @@
 // A program as it runs with adapters beside its layers, and without. Knows nothing of what adapters do or of the device.
 //
-// Where no row of a step has an adapter, its places are left out, so that neighbours share launches as they do in a program
-// that has none. Numbers of ops from outside are the whole program's.
+// Where no row of a step has an adapter, its places are left out and experts run bare, so that neighbours share launches as they
+// do in a program that has none. Numbers of ops from outside are the whole program's.
 #pragma once
 #include <vector>
 
-#include "../lora/lora.h"
+#include "../moe/adapted.h"
 #include "step.h"
 
 namespace baton {
@@ -17,7 +17,7 @@ class AdaptedProgram {
     for (const Op* op = model.ops;; op++) {
       numbers_.push_back(int32_t(bare_.size()));
       if (op->kind == OP_LORA) step_ = static_cast<const LoraStep*>(op->table);
-      else bare_.push_back(*op);
+      else bare_.push_back(without(*op));
       if (op->kind != OP_LM_HEAD) continue;
       heads_ = static_cast<const LoraStep*>(op->table);
       break;
@@ -40,6 +40,11 @@ class AdaptedProgram {
   int32_t number(int32_t op, int64_t adapters) const { return adapters || !step_ ? op : numbers_[size_t(op)]; }
 
  private:
+  static Op without(Op op) {
+    if (op.kind == OP_MOE_ADAPTED) op.kind = OP_MOE, op.table = static_cast<const AdaptedMoe*>(op.table)->moe;
+    return op;
+  }
+
   const Model whole_;
   const LoraStep *step_ = nullptr, *heads_ = nullptr;
   std::vector<Op> bare_;

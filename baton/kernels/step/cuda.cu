@@ -100,6 +100,7 @@ class Run {
       case OP_LORA: return lora(o);
       case OP_MOE:
         return baton_moe(static_cast<const Moe*>(o.table), at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out), stream_);
+      case OP_MOE_ADAPTED: return adapted_experts(o);
       default: return int(cudaErrorInvalidValue);
     }
   }
@@ -145,6 +146,12 @@ class Run {
     const float* x = o.in < 0 ? nullptr : at(o.in);
     return baton_lora_rows(a_.groups, a_.count, s_.rows, o.layer, x, o.in < 0 ? 0 : width(o.in), s_.tokens, at(o.out), width(o.out),
                            a_.sums, stream_);
+  }
+
+  int adapted_experts(const Op& o) const {
+    const AdaptedMoe& moe = *static_cast<const AdaptedMoe*>(o.table);
+    const ExpertAdapters of{a_.groups, a_.count, moe.gate_up, moe.down};
+    return baton_adapted_moe(&moe, &of, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out), stream_);
   }
 
   PagedKv kv(const Op& o) const {

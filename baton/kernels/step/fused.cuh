@@ -6,7 +6,7 @@
 //
 // Only where nobody else reads the register in between: the bits are those of the ops one by one (tests/kernels/cuda/test_fused_step.py).
 #pragma once
-#include "../lora/lora.h"
+#include "../moe/adapted.h"
 #include "step.h"
 
 namespace baton {
@@ -57,7 +57,8 @@ class Fused {
 
   static bool reads(const Op& o, int32_t reg) {
     if (o.kind == OP_LORA && o.out == reg) return true;  // it adds
-    return o.kind != OP_EMBED && (o.in == reg || (o.delta == reg && (o.kind == OP_RMS_NORM || o.kind == OP_LM_HEAD || o.kind == OP_MOE)));
+    const bool two = o.kind == OP_RMS_NORM || o.kind == OP_LM_HEAD || o.kind == OP_MOE || o.kind == OP_MOE_ADAPTED;
+    return o.kind != OP_EMBED && (o.in == reg || (o.delta == reg && two));
   }
   static bool writes(const Op& o, int32_t reg) { return o.kind != OP_LM_HEAD && o.out == reg; }
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "../cascade_attention/cascade.h"
 #include "../lora/rows.cuh"
-#include "../moe/moe.h"
+#include "../moe/adapted.h"
 #include "step.h"
 
 BATON_API int baton_embedding(const int32_t* tokens, int64_t rows, const void* table, int32_t dtype, int64_t hidden, float* out,
@@ -32,6 +32,8 @@ BATON_API int baton_cascade_attention(const baton::PagedKv* kv, const baton::Att
                                       const float* q, int64_t q_stride, int64_t rows, float* out, int64_t out_stride, void* stream);
 BATON_API int baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,
                         int64_t out_stride, void* stream);
+BATON_API int baton_adapted_moe(const baton::AdaptedMoe* moe, const baton::ExpertAdapters* of, const float* x, int64_t x_stride,
+                                const float* logits, int64_t rows, float* out, int64_t out_stride, void* stream);
 BATON_API int baton_swiglu(const float* gate_up, int64_t rows, int64_t inner, float* out, void* stream);
 BATON_API int baton_lm_head(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows, baton::Choice* choices,
                             void* stream);

@@ -10,9 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from baton.engine.adapters.base import without_experts
 from baton.engine.adapters.reading import read_here
-from baton.engine.backends.cuda.adapters import on_device
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch import runner as torch_runner
 from baton.engine.backends.torch.runner import TorchRunner
@@ -236,29 +234,34 @@ def test_a_gpu_without_the_engines_kernels_refuses_adapters(
 def test_on_the_shim_it_answers_as_the_merged_model_does_there(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CUDA step from a checkpoint and PEFT's files. bf16 products round, so likelihoods differ by that."""
+    """The CUDA step from a checkpoint and PEFT's files, experts' among them. bf16 products round, so likelihoods
+    differ from the merged model's by that, and hardly from those of a CPU on the adapter.
+    """
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")
     model = make(tmp_path / "model", kind)
-    adapter = write(tmp_path / "adapter", model, tuple(name for name in EVERYWHERE if name != "lm_head"))
+    layers = tuple(name for name in EVERYWHERE if name != "lm_head")
+    adapter = write(tmp_path / "adapter", model, (*layers, EXPERTS, *MIXTRAL))
     merged = merge(tmp_path / "merged", model, adapter)
-    runner = load(model, device="cuda", dtype="bfloat16", kv_cache_dtype="bf16")
+    runner, cpu = (load(model, device=on, dtype="bfloat16", kv_cache_dtype="bf16") for on in ("cuda", "cpu"))
     name = hold(runner, "a", adapter)
+    assert hold(cpu, "a", adapter) == name
     there = load_runner(EngineConfig(str(merged), device="cuda", dtype="bfloat16", kv_cache_dtype="bf16"))
     asked = Sampling(max_tokens=1, prompt_logprobs=0)
     read = []
-    for engine, adapters in ((runner, [name]), (there, []), (runner, [])):
+    for engine, adapters in ((runner, [name]), (there, []), (runner, []), (cpu, [name])):
         driver = Driver(engine, pages=20)
         driver.answer(PROMPTS[:1], asked, adapters=adapters)
         read.append([one.chosen.logprob for one in driver.read[0][0]])
-    beside, wanted, base = (torch.tensor(one) for one in read)
-    assert float((beside - wanted).abs().mean()) <= 0.1
+    beside, wanted, base, on_cpu = (torch.tensor(one) for one in read)
+    assert float((beside - on_cpu).abs().mean()) <= 0.02
+    assert float((beside - wanted).abs().mean()) <= 0.15
     assert float((base - wanted).abs().mean()) > 5 * float((beside - wanted).abs().mean())
 
 
 def test_a_head_without_a_site_refuses_its_adapter_by_name(two: tuple[Path, Path, Path]) -> None:
     host = adapters_of(load(two[0]))
     assert host is not None
-    assert HEAD in on_device(host.base).sites
+    assert HEAD in host.base.sites
     sites = {module: site for module, site in host.base.sites.items() if module != HEAD}
     with pytest.raises(AdapterRefused, match=r"lm_head.*stands beside the head, where adapters aren't applied"):
         read_here(AdapterPlace("many", str(two[2])), msgspec.structs.replace(host.base, sites=sites))
@@ -320,16 +323,3 @@ def test_torchs_ops_apply_adapters_beside_experts_alike(
     monkeypatch.setattr(native, "library", lambda: None)
     other = load_runner(EngineConfig(str(model), adapters=LIMITS))
     assert close(answers(other, [hold(other, "deep", deep), ""], PROMPTS[1:]), native_answers)
-
-
-def test_an_engine_without_sites_beside_experts_refuses_their_adapters_by_name(
-    experts: tuple[Path, Path, Path],
-) -> None:
-    host = adapters_of(load(experts[0]))
-    assert host is not None
-    for base in (on_device(host.base), without_experts(host.base)):
-        with pytest.raises(
-            AdapterRefused,
-            match=r"experts\.0\.down_proj.* stands beside an expert, where adapters are applied on a CPU",
-        ):
-            read_here(AdapterPlace("deep", str(experts[1])), base)

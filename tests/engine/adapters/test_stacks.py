@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from baton.engine.adapters.base import AdapterBase, without_experts
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.reading import read_here
 from baton.engine.adapters.table import ReadAdapter
 from baton.engine.program.sites import Site, StackedSite
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterRefused
-from tests.engine.adapters.adapter_files import write
 
 AT = "model.layers.0.mlp.experts"
 GATES, DOWN = StackedSite(3, 5, 24, 24), StackedSite(4, 5, 24, 12)  # gates and ups of 12 each are square
@@ -102,10 +101,7 @@ def test_an_engine_that_knows_no_layers_takes_them_with_all_their_columns(tmp_pa
     assert {part.rank for part in read(saved(tmp_path / "a"), AdapterBase({}, 16, 1 << 20)).packed.parts} == {10}
 
 
-def test_where_experts_take_no_adapters_they_are_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    save_file({"model.q_proj.weight": torch.zeros(8, 8)}, tmp_path / "model" / "model.safetensors")
-    base = AdapterBase({"model.q_proj": Site(0, 0, 8, 8)}, 16, 1 << 20, stacked=BASE.stacked)
-    assert read(write(tmp_path / "plain", tmp_path / "model", ("q_proj",), rank=2), base).info.rank == 2
-    with pytest.raises(AdapterRefused, match=r"mlp\.experts.* stands beside an expert, where .* a CPU only"):
-        read(saved(tmp_path / "a"), without_experts(base))
+def test_a_base_without_such_experts_refuses_them_by_name(tmp_path: Path) -> None:
+    base = AdapterBase({"model.q_proj": Site(0, 0, 8, 8)}, 16, 1 << 20)
+    with pytest.raises(AdapterRefused, match=r"mlp\.experts.* isn't a layer of this model that adapters go to"):
+        read(saved(tmp_path / "a"), base)

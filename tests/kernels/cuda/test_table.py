@@ -96,7 +96,18 @@ def test_the_page_says_which_kernels_nothing_has_launched(
     write(results, swiglu=build.source_key("swiglu"))
     results.write_text(results.read_text().replace('"value": 0.0', '"value": 1.0'))
     assert {row[0]: row[1:] for row in table.launches()}["swiglu"] == ("1 of 2", "2 of 2", "")
-    assert "| moe | 1 of 5 |" in table.text()
+    assert "| moe | 1 of 10 |" in table.text()
+
+
+def test_records_of_some_ops_are_renewed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "RAN", tmp_path / "ran.json")
+    table.mark_run(["swiglu swiglu<float>", "moe route"])
+    before = json.loads(table.RAN.read_text())
+    table.mark_run(["swiglu swiglu<float4>", "moe add_up"], ["moe"])
+    after = json.loads(table.RAN.read_text())
+    assert after.pop("moe")["launched"] == ["add_up"]
+    assert before.pop("moe")["launched"] == ["route"]
+    assert after == before
 
 
 def test_the_large_shapes_are_those_that_the_bench_has(results: Path) -> None:

@@ -11,22 +11,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from baton.engine.adapters.base import AdapterBase, without_experts
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import Array, PackedAdapter
 from baton.engine.adapters.part_table import rows_of
 from baton.engine.backends.native.adapter_structs import AdapterStructs, Structs, address_of
 from baton.engine.backends.native.adapters import RowGroups
 from baton.engine.plan import AdapterHost, SequenceStep
+from baton.engine.program.program import Program
+from baton.engine.program.sites import head_site, is_expert, site_count
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.lora.structs import MOST_RANK, MOST_SITE_RANKS, LoraStep
 from baton.protos.errors import AdaptersFull
 
 COPY_BYTES = 1 << 20  # of matrices, copied to the card at a time, in a tenth of a millisecond
-
-
-def on_device(base: AdapterBase) -> AdapterBase:
-    """Returns ``base`` without the sites of experts, whose kernel keeps what is between their layers to itself."""
-    return without_experts(base)
 
 
 class DeviceAdapter:
@@ -37,9 +34,9 @@ class DeviceAdapter:
         self._device = device
         self._taken: list[int] = []
 
-    def putting(self, packed: PackedAdapter, sites: int) -> Iterator[None]:
-        """Copies ``packed`` there in pieces of COPY_BYTES. Raises DeviceError if there is too little memory, and
-        then, or if it isn't carried to its end, holds none.
+    def putting(self, packed: PackedAdapter, sites: int, head: int) -> Iterator[None]:
+        """Copies ``packed`` there in pieces of COPY_BYTES; site ``head`` of ``sites`` is the head's. Raises
+        DeviceError if there is too little memory, and then, or if it isn't carried to its end, holds none.
         """
         try:
             size, structs = len(packed.memory), AdapterStructs()
@@ -51,7 +48,7 @@ class DeviceAdapter:
             yield from structs.add(rows_of(packed.parts), matrices)
             structs.join()
             structs.place(self._put(structs.parts), sites)
-            self.has_head = bool(structs.sites[-1]["count"])  # its site is the last that there is on a card
+            self.has_head = bool(structs.sites[head]["count"])
             self.address = self._put(structs.sites)
         finally:
             if not self.address:
@@ -68,15 +65,18 @@ class DeviceAdapter:
 
 
 class CudaAdapters(AdapterHost):
-    """Implements ``AdapterHost`` on a GPU, for a program with ``sites`` adapter sites, of which the head's is the
-    last. ``step`` and ``heads`` are the C structs for the next step: all rows, and the sampled ones alone.
+    """Implements ``AdapterHost`` on a GPU, for an adaptable program. ``step`` and ``heads`` are the C structs for
+    the next step: all rows, and the sampled ones alone.
     """
 
-    def __init__(self, base: AdapterBase, sites: int, step: LoraStep, heads: LoraStep, device: CudaLibrary) -> None:
-        self.base = on_device(base)
-        modules = Counter(site.number for site in self.base.sites.values())
+    def __init__(
+        self, base: AdapterBase, program: Program, step: LoraStep, heads: LoraStep, device: CudaLibrary
+    ) -> None:
+        self.base = base
+        modules = Counter(site.number for module, site in base.sites.items() if not is_expert(module))
         assert max(modules.values()) * MOST_RANK <= MOST_SITE_RANKS, "rows.cuh has room for four modules of a site"
-        self._sites, self._device, self._groups, self._heads = sites, device, RowGroups(step), RowGroups(heads)
+        self._sites, self._head_site = site_count(program), head_site(program)
+        self._device, self._groups, self._heads = device, RowGroups(step), RowGroups(heads)
         self._held: dict[str, DeviceAdapter] = {}
 
     def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
@@ -85,7 +85,7 @@ class CudaAdapters(AdapterHost):
         """
         found = DeviceAdapter(self._device)
         try:
-            yield from found.putting(packed, self._sites)
+            yield from found.putting(packed, self._sites, self._head_site)
         except DeviceError as error:
             raise AdaptersFull(f"the card has no room for adapter {adapter}: {error}") from error
         self._held[adapter] = found

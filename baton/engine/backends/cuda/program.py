@@ -23,8 +23,6 @@ from baton.kernels.step.structs import Op
 class CudaProgram(NativeProgram):
     """A native program whose weights are in memory of ``device`` until ``close``."""
 
-    ADAPTS_EXPERTS = False  # adapters.py: on_device
-
     def __init__(self, program: Program, weights: Weights, device: CudaLibrary) -> None:
         self._device = device
         self._taken: list[int] = []

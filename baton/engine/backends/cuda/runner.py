@@ -29,7 +29,6 @@ from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.residency import PageResidency
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.program import Program
-from baton.engine.program.sites import head_site
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.step import structs
 from baton.protos.errors import BatonError, ConfigError
@@ -64,9 +63,7 @@ class CudaRunner(StepRunner):
         made = self._cuda_program = CudaProgram(program, weights, device)
         super().__init__(spec, made, clock, work)
         self.adapters = (
-            None
-            if adapters is None
-            else CudaAdapters(adapters, head_site(program) + 1, made.lora, made.head_lora, device)
+            None if adapters is None else CudaAdapters(adapters, program, made.lora, made.head_lora, device)
         )
         self._device, self.how = device, how
         self.mirror: PageShare | None = None

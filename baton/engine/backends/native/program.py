@@ -42,8 +42,6 @@ class NativeProgram:
     over the same model, has are shared with it. ``keep`` keeps the weights as they were loaded, for a check.
     """
 
-    ADAPTS_EXPERTS = True  # whether the op of experts applies adapters
-
     def __init__(
         self,
         program: Program,
@@ -321,7 +319,7 @@ class NativeProgram:
         plain = self._place_experts(op.gate_up, layer)
         biased = None if op.gate is None else self._keep_biased(op.gate, layer)
         kind, table = (structs.MOE, plain) if biased is None else (structs.BIASED_MOE, biased)
-        if self._adapts and self.ADAPTS_EXPERTS:
+        if self._adapts:
             kind, table = OP_MOE_ADAPTED, self._keep_adapted(op, plain, biased)
         return structs.Op(
             kind=kind,

@@ -18,8 +18,9 @@ from baton.engine.backends.cuda import trial as trials
 from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import StepPlan
+from baton.engine.program import ops as p
 from baton.engine.program.program import Program
-from baton.engine.program.sites import HEAD_MODULE, adaptable, sites_of
+from baton.engine.program.sites import HEAD_MODULE, Site, adaptable, expert_sites, sites_of
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.lora.structs import panelled
@@ -35,12 +36,26 @@ OFTEN = ("a", "", "b")  # the adapters of three sequences
 Pair = tuple[NativeRunner, CudaRunner]
 
 
+def places(program: Program, head: bool) -> Iterator[Site]:
+    """The head's site, or those of all other layers: beside experts of the gate of each second expert, of the up of
+    each third one and of each down.
+    """
+    numbers, sites = expert_sites(program), sites_of(program)
+    yield from (site for module, site in sites.items() if (module == HEAD_MODULE) is head and module not in numbers)
+    for op in () if head else program.experts:
+        for expert in range(op.experts):
+            first = 2 * trials.INNER * expert
+            if expert % 2:
+                yield Site(numbers[op.gate_up], first, trials.INNER, trials.HIDDEN)
+            if expert % 3 == 0:
+                yield Site(numbers[op.gate_up], first + trials.INNER, trials.INNER, trials.HIDDEN)
+            yield Site(numbers[op.down], trials.HIDDEN * expert, trials.HIDDEN, trials.INNER)
+
+
 def adapter(program: Program, rank: int, seed: int, size: float = 0.4, head: bool = False) -> PackedAdapter:
     """Random matrices beside every layer and the embedding, or beside the ``head``, every second pair as bf16."""
     rng, parts, at = np.random.default_rng(seed), [], 0
-    for number, (module, site) in enumerate(sites_of(program).items()):
-        if (module == HEAD_MODULE) is not head:
-            continue
+    for number, site in enumerate(places(program, head)):
         narrow = number % 2 == 1
         sizes = [rank * site.inputs, rank * panelled(site.outputs)]
         a, b = (at, at + math.ceil(sizes[0] * 4 / 64) * 64)
@@ -56,6 +71,15 @@ def adapter(program: Program, rank: int, seed: int, size: float = 0.4, head: boo
     return found
 
 
+def layer(experts: bool) -> Program:
+    """One layer, perhaps of six experts of which each row has two."""
+    of = model()
+    if experts:
+        moe = p.Moe("x", "logits", "up", "down", 6, 2, renormalise=True, out="y")
+        of = msgspec.structs.replace(of, ops=(*of.ops, moe))
+    return trials.one_layer(of)
+
+
 @pytest.fixture(scope="module")
 def device() -> CudaLibrary:
     return simt()
@@ -66,8 +90,8 @@ def pair(device: CudaLibrary) -> Iterator[Callable[..., Pair]]:
     """One layer with places for adapters on the CPU and on the shim; ``bare``: the shim's without places."""
     made: list[CudaRunner] = []
 
-    def of(kind: Any = torch.bfloat16, bare: bool = False, on: CudaLibrary = device) -> Pair:
-        plain = trials.one_layer(model())
+    def of(kind: Any = torch.bfloat16, bare: bool = False, on: CudaLibrary = device, experts: bool = False) -> Pair:
+        plain = layer(experts)
         program = adaptable(plain)
         spec, weights = trials.spec_of(plain, "bfloat16"), trials.random_weights(plain, kind, 3)
         base = AdapterBase(sites_of(program), 256, 1 << 30)
@@ -138,6 +162,24 @@ def test_a_step_without_adapters_launches_what_a_program_without_places_does(
         answers = states(runner, ("",) * 3)
         taken.append((count() - before, [one[0].tobytes() for one in answers]))
     assert taken[0] == taken[1]
+
+
+def test_beside_experts_each_row_answers_as_on_the_cpu_and_steps_are_replayed(pair: Any) -> None:
+    cpu, gpu = pair(experts=True)
+    agree(cpu, gpu)
+    assert (gpu.counts()["captured"], gpu.counts()["replayed"]) == (1, 2)
+
+
+def test_beside_experts_a_rows_bits_are_those_of_a_bare_layer_or_of_other_company(pair: Any) -> None:
+    """A step that no adapter is in launches what a layer without places does."""
+    _, gpu = pair(experts=True)
+    mixed, one, none = states(gpu), states(gpu, ("a", "a", "a")), states(gpu, ("",) * 3)
+    bare = states(pair(bare=True, experts=True)[1], ("",) * 3)
+    for three, same, without, plain in zip(mixed, one, none, bare, strict=True):
+        assert np.array_equal(three[0], same[0])
+        assert np.array_equal(three[1], plain[1])
+        assert np.array_equal(without[0], plain[0])
+        assert not np.array_equal(three[0], plain[0])
 
 
 def test_a_replaced_content_is_the_next_steps_and_captured_graphs_stay(pair: Any) -> None:
@@ -260,6 +302,13 @@ def test_an_adapter_that_leaves_the_head_alone_costs_no_room_for_logits(pair: An
 @pytest.mark.parametrize("bug", ["LORA_GROUP", "STEP_ADAPTERS"])
 def test_a_planted_bug_is_caught(pair: Any, bug: str) -> None:
     cpu, gpu = pair(on=simt((f"-DBATON_MUTATION_CUDA_{bug}",)))
+    assert is_caught(gpu, [lambda gpu: agree(cpu, gpu)])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("bug", ["MOE_EXPERT", "MOE_ADAPTER", "MOE_PART"])
+def test_a_planted_bug_beside_experts_is_caught(pair: Any, bug: str) -> None:
+    cpu, gpu = pair(on=simt((f"-DBATON_MUTATION_CUDA_{bug}",)), experts=True)
     assert is_caught(gpu, [lambda gpu: agree(cpu, gpu)])
 
 
