@@ -8,7 +8,7 @@ namespace baton {
 namespace {
 
 constexpr int64_t MOST_ROWS = 2048;         // at a time, to bound what lies between the layers
-constexpr int64_t ADDED_BYTES = 256 << 20;  // of what adapters add to gates and ups, at a time, where rows are more than FEWEST_ROWS
+constexpr int64_t ADDED_BYTES = 128 << 20;  // of what adapters add to gates and ups, at a time, where rows are more than FEWEST_ROWS
 constexpr int64_t FEWEST_ROWS = 256;        // of a step that is captured: all at once
 constexpr int BLOCKS_EACH = 2;
 
