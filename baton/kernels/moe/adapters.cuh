@@ -38,7 +38,11 @@ __global__ void __launch_bounds__(THREADS) find_beside(Moe m, ExpertAdapters of,
   const LoraSite* sites = nullptr;
   for (int64_t g = 0; g < of.count && !sites; g++) {
     bool is = false;
+#if defined(BATON_MUTATION_CUDA_MOE_FIRST)
+    for (int64_t i = lane; i < of.groups[g].count; i += 32) is |= of.groups[g].rows[i] == row;
+#else
     for (int64_t i = lane; i < of.groups[g].count; i += 32) is |= of.groups[g].rows[i] == first + row;
+#endif
     if (__any_sync(ALL_LANES, is)) sites = of.groups[g].sites;
   }
   if (lane >= m.chosen) return;

@@ -8,8 +8,13 @@ namespace baton {
 namespace {
 
 constexpr int64_t MOST_ROWS = 2048;         // at a time, to bound what lies between the layers
-constexpr int64_t ADDED_BYTES = 128 << 20;  // of what adapters add to gates and ups, at a time, where rows are more than FEWEST_ROWS
 constexpr int64_t FEWEST_ROWS = 256;        // of a step that is captured: all at once
+// Of what adapters add to gates and ups, at a time, where rows are more than FEWEST_ROWS; little on the shim, so that there are such.
+#ifdef BATON_SIMT
+constexpr int64_t ADDED_BYTES = 64 << 10;
+#else
+constexpr int64_t ADDED_BYTES = 128 << 20;
+#endif
 constexpr int BLOCKS_EACH = 2;
 
 int64_t most_rows(const Moe& m, bool adapted) {

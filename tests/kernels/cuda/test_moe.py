@@ -62,6 +62,7 @@ NARROW = (adapted.narrow,)
 ADAPTED_BUGS = {
     "EXPERT": adapted.they_are_the_oracles,
     "ADAPTER": adapted.company_changes_no_bit,
+    "FIRST": adapted.company_changes_no_bit,
     "PART": adapted.they_are_the_oracles,
 }
 
