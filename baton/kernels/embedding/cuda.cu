@@ -1,4 +1,4 @@
-// A copy, widened: a block to a row. Knows nothing of layers.
+// A copy, widened: a block to a row. Knows nothing of layers. A table may have some tokens of a vocabulary alone.
 #include "../cuda/device.cuh"
 
 namespace baton {
@@ -13,14 +13,21 @@ __device__ __forceinline__ float widened(T x) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) look_up(const int32_t* tokens, const T* table, int64_t hidden, bool quads, float* out) {
+__global__ void __launch_bounds__(THREADS)
+    look_up(const int32_t* tokens, int32_t first, int32_t count, const T* table, int64_t hidden, bool quads, float* out) {
   grid_wait();
   grid_launch_next();
 #if defined(BATON_MUTATION_CUDA_EMBEDDING_ROW)
-  const T* from = table + int64_t(tokens[0]) * hidden;
+  const int64_t token = tokens[0] - first;
 #else
-  const T* from = table + int64_t(tokens[blockIdx.x]) * hidden;
+  const int64_t token = int64_t(tokens[blockIdx.x]) - first;
 #endif
+#if defined(BATON_MUTATION_CUDA_EMBEDDING_PART)
+  if (token < 0 || token > count) return;
+#else
+  if (token < 0 || token >= count) return;
+#endif
+  const T* from = table + token * hidden;
   float* to = out + int64_t(blockIdx.x) * hidden;
   if (quads)
     for (int64_t i = QUAD * int64_t(threadIdx.x); i < hidden; i += QUAD * THREADS) store4(to + i, load4(from + i));
@@ -29,19 +36,25 @@ __global__ void __launch_bounds__(THREADS) look_up(const int32_t* tokens, const 
 }
 
 template <class T>
-int launch(const int32_t* tokens, int64_t rows, const T* table, int64_t hidden, float* out, void* stream) {
+int launch(const int32_t* tokens, int64_t rows, int32_t first, int32_t count, const T* table, int64_t hidden, float* out, void* stream) {
   const bool quads = hidden % QUAD == 0 && reinterpret_cast<uintptr_t>(table) % (QUAD * sizeof(T)) == 0 &&
                      reinterpret_cast<uintptr_t>(out) % 16 == 0;
-  return BATON_LAUNCH_PDL(look_up<T>, dim3(unsigned(rows)), dim3(THREADS), 0, stream, tokens, table, hidden, quads, out);
+  return BATON_LAUNCH_PDL(look_up<T>, dim3(unsigned(rows)), dim3(THREADS), 0, stream, tokens, first, count, table, hidden, quads, out);
 }
 
 }  // namespace
 }  // namespace baton
 
-BATON_API int baton_embedding(const int32_t* tokens, int64_t rows, const void* table, int32_t dtype, int64_t hidden,
-                              float* out, void* stream) {
+// The table has `count` tokens from `first` on; rows of others' tokens are left as they are.
+BATON_API int baton_embedding_part(const int32_t* tokens, int64_t rows, int32_t first, int32_t count, const void* table, int32_t dtype,
+                                   int64_t hidden, float* out, void* stream) {
   using namespace baton;
   if (!rows || !hidden) return 0;
-  if (dtype == BF16) return launch(tokens, rows, static_cast<const bf16*>(table), hidden, out, stream);
-  return launch(tokens, rows, static_cast<const float*>(table), hidden, out, stream);
+  if (dtype == BF16) return launch(tokens, rows, first, count, static_cast<const bf16*>(table), hidden, out, stream);
+  return launch(tokens, rows, first, count, static_cast<const float*>(table), hidden, out, stream);
+}
+
+BATON_API int baton_embedding(const int32_t* tokens, int64_t rows, const void* table, int32_t dtype, int64_t hidden,
+                              float* out, void* stream) {
+  return baton_embedding_part(tokens, rows, 0, INT32_MAX, table, dtype, hidden, out, stream);
 }

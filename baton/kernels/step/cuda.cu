@@ -4,6 +4,7 @@
 // serves any batch of its sizes.
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
+#include "card_rank.h"
 #include "fused.cuh"
 #include "ops.cuh"
 
@@ -83,14 +84,15 @@ struct Adapters {
 
 class Run {
  public:
-  Run(const Model& model, const Step& step, const Adapters& adapters, int32_t to, void* stream)
-      : m_(model), s_(step), a_(adapters), fused_(model, step.rows, to), stream_(stream) {}
+  // `rank`: of one of several, whose program the model is; else null.
+  Run(const Model& model, const Step& step, const Adapters& adapters, const CardRank* rank, int32_t to, void* stream)
+      : m_(model), s_(step), a_(adapters), r_(rank), fused_(model, step.rows, to), stream_(stream) {}
 
   // Op `i`, and those behind it that its launch does as well: `i` goes to the last of them.
   int op(int32_t& i) {
     const Op& o = m_.ops[i];
     switch (o.kind) {
-      case OP_EMBED: return baton_embedding(s_.tokens, s_.rows, o.table, o.table_dtype, m_.hidden, at(o.out), stream_);
+      case OP_EMBED: return embed(o);
       case OP_RMS_NORM: return norm(i);
       case OP_LINEAR: return linear(i);
       case OP_ROPE_APPEND: return rope_append(o);
@@ -101,6 +103,7 @@ class Run {
       case OP_MOE:
         return baton_moe(static_cast<const Moe*>(o.table), at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out), stream_);
       case OP_MOE_ADAPTED: return adapted_experts(o);
+      case OP_MEETING: return meet(o);
       default: return int(cudaErrorInvalidValue);
     }
   }
@@ -115,6 +118,18 @@ class Run {
 
   // Behind rows of bytes lie their scales: a register has room for floats.
   float* scales(int32_t reg) const { return at(reg) + s_.rows * width(reg) / 4; }
+
+  int embed(const Op& o) const {
+    if (!r_) return baton_embedding(s_.tokens, s_.rows, o.table, o.table_dtype, m_.hidden, at(o.out), stream_);
+    return baton_embedding_part(s_.tokens, s_.rows, r_->first_token, r_->tokens, o.table, o.table_dtype, m_.hidden, at(o.out), stream_);
+  }
+
+  int meet(const Op& o) const {
+    if (!r_) return int(cudaErrorInvalidValue);
+    const Exchange& x = r_->exchange;
+    if (o.window) return baton_gather_rows(&x, at(o.in), s_.tokens, r_->tokens, r_->first_token, s_.rows, width(o.out), at(o.out), stream_);
+    return baton_gather_columns(&x, at(o.in), o.layer, o.delta, s_.rows, width(o.out), at(o.out), stream_);
+  }
 
   int norm(int32_t i) {
     const Op& o = m_.ops[i];
@@ -201,6 +216,7 @@ class Run {
   const Model& m_;
   const Step& s_;
   const Adapters& a_;
+  const CardRank* r_;
   const Fused fused_;
   void* stream_;
   RowForm form_ = ROWS_F32;
@@ -208,9 +224,9 @@ class Run {
 
 // Ops from … to - 1; `appended` is told of each layer whose keys and values are on their way into the pages.
 template <class Appended>
-int run_ops(const Model& model, const Step& step, const Adapters& adapters, int32_t from, int32_t to, void* stream,
+int run_ops(const Model& model, const Step& step, const Adapters& adapters, const CardRank* rank, int32_t from, int32_t to, void* stream,
             const Appended& appended) {
-  Run run(model, step, adapters, to, stream);
+  Run run(model, step, adapters, rank, to, stream);
   for (int32_t i = from; i < to; i++) {
     if (const int wrong = run.op(i)) return wrong;
     if (model.ops[i].kind != OP_ROPE_APPEND) continue;
@@ -224,7 +240,7 @@ int run_ops(const Model& model, const Step& step, const Adapters& adapters, int3
 
 // Ops from … to - 1 as launches, neighbours in one where fused.cuh allows it. The first that fails ends it. No row has an adapter.
 BATON_API int baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to, void* stream) {
-  return baton::run_ops(*model, *step, {}, from, to, stream, [](int32_t) { return 0; });
+  return baton::run_ops(*model, *step, {}, nullptr, from, to, stream, [](int32_t) { return 0; });
 }
 
 #include "session.cuh"

@@ -1,12 +1,19 @@
 // The ops' symbols that the step calls on a stream. Knows nothing of their order. Each op's cuda.cu defines its own.
 #pragma once
 #include "../cascade_attention/cascade.h"
+#include "../collective/exchange.h"
 #include "../lora/rows.cuh"
 #include "../moe/adapted.h"
 #include "step.h"
 
 BATON_API int baton_embedding(const int32_t* tokens, int64_t rows, const void* table, int32_t dtype, int64_t hidden, float* out,
                               void* stream);
+BATON_API int baton_embedding_part(const int32_t* tokens, int64_t rows, int32_t first, int32_t count, const void* table, int32_t dtype,
+                                   int64_t hidden, float* out, void* stream);
+BATON_API int baton_gather_columns(const baton::Exchange* x, const float* in, int64_t own, int64_t first, int64_t rows, int64_t width,
+                                   float* out, void* stream);
+BATON_API int baton_gather_rows(const baton::Exchange* x, const float* in, const int32_t* tokens, int64_t own, int64_t first, int64_t rows,
+                                int64_t width, float* out, void* stream);
 BATON_API int baton_rms_norm(float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t hidden, float* out,
                              void* stream);
 BATON_API int baton_rms_norm_quantized(float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t hidden,

@@ -35,16 +35,17 @@ class Pieces {
 };
 
 struct Arrays {
-  int32_t *tokens, *sampled, *table, *owners, *adapters;
+  int32_t *tokens, *sampled, *table, *owners, *adapters, *brought;
   AttentionItem* items;
   int64_t bytes;  // of all
   bool fit;
 
-  Arrays(const Ranks& r, int64_t rows, int64_t sampled_count, int64_t item_count, int64_t table_count) {
+  Arrays(const Ranks& r, int64_t rows, int64_t sampled_count, int64_t item_count, int64_t table_count, int64_t brought_count = 0) {
     Pieces pieces(r);
     tokens = pieces.take<int32_t>(rows), sampled = pieces.take<int32_t>(sampled_count);
     items = pieces.take<AttentionItem>(item_count), table = pieces.take<int32_t>(table_count);
     owners = pieces.take<int32_t>(item_count), adapters = pieces.take<int32_t>(item_count);
+    brought = pieces.take<int32_t>(brought_count);
     fit = pieces.fit(), bytes = pieces.taken();
   }
 };
@@ -74,6 +75,8 @@ void publish(const Step& s, const int32_t* table, int64_t table_count, const Dea
   plan.rows = s.rows, plan.page_bytes = s.page_bytes, plan.layer_bytes = s.layer_bytes, plan.angles_stride = s.angles_stride;
   if (deal.owners) std::memcpy(to.owners, deal.owners, size_t(s.item_count) * 4);
   if (deal.adapters) std::memcpy(to.adapters, deal.adapters, size_t(s.item_count) * 4);
+  if (deal.brought_count) std::memcpy(to.brought, deal.brought, size_t(deal.brought_count) * 4);
+  plan.brought_count = deal.brought_count, plan.positions = deal.positions;
   plan.order = ORDER_STEP, plan.parts = deal.parts, plan.keeps = deal.keeps, plan.adapted = deal.adapters != nullptr;
   plan.swapped = deal.swapped;
   plan.table_count = table_count, plan.item_count = s.item_count, plan.sampled_count = s.sampled_count, plan.kv_type = s.kv_type;
@@ -116,19 +119,26 @@ struct Room {
 
 Arrays arrays_of(const Ranks& r) {
   const PlanPage& plan = *r.plan;
-  return {r, plan.rows, plan.sampled_count, plan.item_count, plan.table_count};
+  return {r, plan.rows, plan.sampled_count, plan.item_count, plan.table_count, plan.brought_count};
 }
 
-Step step_of(const Model& m, const Ranks& r, Room& room) {
+// Without an arena.
+Step plan_of(const Ranks& r, Room& room) {
   const PlanPage& plan = *r.plan;
   const Arrays from = arrays_of(r);
   room.items.assign(from.items, from.items + plan.item_count);
   for (AttentionItem& item : room.items) item.pages = (const int32_t*)((const char*)from.table + intptr_t(item.pages));
   Step s{};
   s.tokens = from.tokens, s.items = room.items.data(), s.sampled = from.sampled;
-  s.angles = r.angles, s.pages = r.pages, s.arena = room.reach(plan.rows * own_floats(m, r));
+  s.angles = r.angles, s.pages = r.pages;
   s.rows = plan.rows, s.page_bytes = plan.page_bytes, s.layer_bytes = plan.layer_bytes, s.angles_stride = plan.angles_stride;
   s.item_count = plan.item_count, s.sampled_count = plan.sampled_count, s.kv_type = plan.kv_type;
+  return s;
+}
+
+Step step_of(const Model& m, const Ranks& r, Room& room) {
+  Step s = plan_of(r, room);
+  s.arena = room.reach(r.plan->rows * own_floats(m, r));
   return s;
 }
 
@@ -281,15 +291,37 @@ int32_t meet_stage(Ranks& r) {
 
 using namespace baton;
 
-BATON_API int32_t baton_rank_lead(const Model* model, const Step* step, const int32_t* table, int64_t table_count, const Deal* deal, Ranks* ranks) {
-  const Arrays arrays(*ranks, step->rows, step->sampled_count, step->item_count, table_count);
+BATON_API int32_t baton_rank_give(const Step* step, const int32_t* table, int64_t table_count, const Deal* deal, Ranks* ranks) {
+  const Arrays arrays(*ranks, step->rows, step->sampled_count, step->item_count, table_count, deal->brought_count);
   if (!fits(*step, *ranks, arrays)) return TOO_LARGE;
   publish(*step, table, table_count, *deal, arrays, *ranks);
   announce(*ranks, arrays.bytes);
-  if (const int32_t lost = run_own(*model, *step, *ranks)) return lost;
-  choose_tokens(ranks->logits, ranks->vocab, step->sampled_count, step->choices);
   return 0;
 }
+
+BATON_API int32_t baton_rank_lead(const Model* model, const Step* step, const int32_t* table, int64_t table_count, const Deal* deal, Ranks* ranks) {
+  if (const int32_t wrong = baton_rank_give(step, table, table_count, deal, ranks)) return wrong;
+  if (const int32_t lost = run_own(*model, *step, *ranks)) return lost;
+  baton_rank_choose(ranks, step);
+  return 0;
+}
+
+BATON_API void baton_rank_choose(const Ranks* ranks, const Step* step) {
+  choose_tokens(ranks->logits, ranks->vocab, step->sampled_count, step->choices);
+}
+
+BATON_API int32_t baton_rank_take(Ranks* ranks, TakenPlan* plan) {
+  static thread_local Room room;
+  if (const int32_t lost = await_plan(*ranks, ranks->seen)) return lost;
+  ranks->seen++;
+  if (ranks->plan->order != ORDER_STEP) return ranks->plan->order == ORDER_HEAR ? HEAR : LEFT;
+  *plan = {plan_of(*ranks, room), arrays_of(*ranks).brought, ranks->plan->brought_count, ranks->plan->positions};
+  return 0;
+}
+
+BATON_API int32_t baton_rank_done(Ranks* ranks) { return meet(ranks->group); }
+
+BATON_API int32_t baton_rank_declare(Ranks* ranks, int32_t who) { return declare(*ranks->group.meeting, uint32_t(who)); }
 
 BATON_API int32_t baton_rank_follow(const Model* model, Ranks* ranks) {
   Room room;

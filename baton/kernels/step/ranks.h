@@ -56,6 +56,8 @@ struct Deal {
   const int32_t* owners;    // per item; null by columns
   const int32_t* adapters;  // per item the number of its adapter, -1 for none; null where no item has one
   int32_t parts, keeps, swapped, pad;
+  const int32_t* brought;   // of ranks on cards: pages that every card copies from the host before the step
+  int64_t brought_count, positions;  // and for how many positions there are turns
 };
 
 enum RanksOrder : int32_t { ORDER_STEP, ORDER_LEAVE, ORDER_HEAR };
@@ -65,7 +67,7 @@ struct PlanPage {
   alignas(64) std::atomic<uint32_t> number;  // of plans so far; those who wait for the next sleep on it
   std::atomic<uint32_t> sleepers;
   alignas(64) int64_t rows;
-  int64_t page_bytes, layer_bytes, angles_stride, table_count;
+  int64_t page_bytes, layer_bytes, angles_stride, table_count, brought_count, positions;
   int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, swapped;
   Seat handed[MOST_RANKS];   // parts that each stage, by its first rank, has handed to the next, ever
   Seat columns[MOST_RANKS];  // where the ranks of one stage meet
@@ -138,6 +140,14 @@ int32_t meet_stage(Ranks& ranks);
 
 constexpr int32_t TOO_LARGE = -1;  // the plan, its registers or its logits don't fit the shared memory
 constexpr int32_t HEAR = -2;       // the lead has something to say by another way
+constexpr int32_t LEFT = -3;       // the lead has told all to leave
+
+// A plan as a rank on a card finds it; it lies in the ranks' memory until the rank is done with it.
+struct TakenPlan {
+  Step step;  // without pages, arena and choices
+  const int32_t* brought;
+  int64_t brought_count, positions;
+};
 
 }  // namespace baton
 
@@ -148,6 +158,16 @@ BATON_API int32_t baton_rank_lead(const baton::Model* model, const baton::Step* 
 // Another rank's life: runs its part of one plan after the other. Returns 0 when told to leave, HEAR when told to listen and come
 // again, or who is lost.
 BATON_API int32_t baton_rank_follow(const baton::Model* model, baton::Ranks* ranks);
+// The same of ranks on cards, whose steps run elsewhere: the lead gives a plan out (0 or TOO_LARGE), every other rank takes it (0,
+// HEAR, LEFT, or who is lost), and each says when its part is done, which returns when all have: 0, or who is lost. Logits of all
+// lie in the ranks' memory then, of which the lead chooses.
+BATON_API int32_t baton_rank_give(const baton::Step* step, const int32_t* table, int64_t table_count, const baton::Deal* deal,
+                                  baton::Ranks* ranks);
+BATON_API int32_t baton_rank_take(baton::Ranks* ranks, baton::TakenPlan* plan);
+BATON_API int32_t baton_rank_done(baton::Ranks* ranks);
+BATON_API void baton_rank_choose(const baton::Ranks* ranks, const baton::Step* step);
+// Tells all ranks who is lost, by the collective's code; returns the first one that was.
+BATON_API int32_t baton_rank_declare(baton::Ranks* ranks, int32_t who);
 // Tells the others to leave, or to listen. The next order is given once they have answered.
 BATON_API void baton_rank_dismiss(baton::Ranks* ranks);
 BATON_API void baton_rank_call(baton::Ranks* ranks);

@@ -10,20 +10,23 @@
 //
 // The host's pages stay what everybody else reads and writes: `admit` brings pages to the device, and a step's last
 // launch writes the rows that it appended back (`publish`). Those of a prompt's chunk go back layer by layer, on a stream of their
-// own, while the layers behind are computed.
+// own, while the layers behind are computed. One of several ranks (card_rank.h)
+// has its own heads on the device alone.
 #pragma once
 #include <map>
 #include <vector>
 
 #include "adapted.cuh"
 #include "at_once.cuh"
+#include "card_rank.h"
+#include "own_heads.cuh"
 #include "staging.cuh"
 
 namespace baton {
 
 enum How : int32_t { PLAIN = 0, BY_GRAPH = 1, AT_ONCE = 2 };
 constexpr int32_t MOST_GRAPH_ROWS = 256;
-constexpr size_t MOST_GRAPHS = 256;
+constexpr size_t MOST_GRAPHS = 256, WORD_BYTES = 4096;
 
 struct Counts {
   int64_t plain, captured, replayed, admitted, at_once;
@@ -40,6 +43,7 @@ class Session {
     settle();
     forget();
     if (host_) host_unregister(host_);
+    if (word_) host_unregister(word_);
     event_release(appended_), event_release(published_);
     if (side_) side_stream_release(side_);
     if (stream_) stream_release(stream_);
@@ -52,6 +56,14 @@ class Session {
     return side_stream_create(&side_);
   }
 
+  // One of several ranks, from here on and before `bind`. `lost`: the host's word for who is lost, on a page of its own.
+  int join(const CardRank& rank, uint32_t* lost) {
+    void* seen = nullptr;
+    if (const int wrong = host_register(lost, WORD_BYTES, &seen)) return wrong;
+    word_ = lost, rank_ = rank, ranked_ = true;
+    return rank_.exchange.lost = static_cast<const volatile uint32_t*>(seen), 0;
+  }
+
   // The host's pages; as many on the device, at `shared` where the caller has device memory for them.
   int bind(char* host, int64_t pages, int64_t page_bytes, char* shared) {
     if (host_) host_unregister(host_), host_ = nullptr;
@@ -60,11 +72,12 @@ class Session {
     if (const int wrong = host_register(host, size_t(pages * page_bytes), &seen)) return wrong;
     host_ = host, seen_ = static_cast<char*>(seen), page_bytes_ = page_bytes;
     bool moved = false;
-    if (const int wrong = shared ? 0 : pages_.reach(size_t(pages * page_bytes), moved)) return wrong;
+    if (const int wrong = shared ? 0 : pages_.reach(size_t(pages * own(page_bytes)), moved)) return wrong;
     return device_ = shared ? shared : static_cast<char*>(pages_.at), 0;
   }
 
   int admit(const int32_t* pages, int64_t count) {
+    if (ranked_) return admit_heads(pages, count);
     for (int64_t i = 0, run = 1; i < count; i += run, run = 1) {
       while (i + run < count && pages[i + run] == pages[i] + run) run++;
       const int64_t at = pages[i] * page_bytes_;
@@ -117,6 +130,7 @@ class Session {
     float* logits = static_cast<float*>(logits_.at);
     if (const int wrong = staging_.upload(host, adapters, heads, sizes_, vocab_, logits, stream_, step_, moved)) return wrong;
     if (moved) forget();
+    step_.page_bytes = own(host.page_bytes), step_.layer_bytes = own(host.layer_bytes);
     step_.angles = static_cast<const float*>(angles_.at);
     step_.pages = device_, step_.arena = static_cast<float*>(arena_.at);
     return 0;
@@ -211,12 +225,12 @@ class Session {
       from = to - 1;
     }
     if (last && !from && sizes_.rows > MOST_GRAPH_ROWS) return layer_by_layer(to);
-    if (const int wrong = run_ops(model_, step_, adapters(), from, to, stream_, [](int32_t) { return 0; })) return wrong;
+    if (const int wrong = run_ops(model_, step_, adapters(), rank(), from, to, stream_, [](int32_t) { return 0; })) return wrong;
     return last ? write_back(0, int32_t(step_.page_bytes / step_.layer_bytes), stream_) : 0;
   }
 
   int layer_by_layer(int32_t to) {
-    const int wrong = run_ops(model_, step_, adapters(), 0, to, stream_, [&](int32_t layer) {
+    const int wrong = run_ops(model_, step_, adapters(), rank(), 0, to, stream_, [&](int32_t layer) {
       if (const int bad = event_record(appended_, stream_)) return bad;
 #if !defined(BATON_MUTATION_CUDA_STEP_FORK)
       if (const int bad = stream_wait_event(side_, appended_)) return bad;
@@ -237,9 +251,48 @@ class Session {
             staging_.heads(),    sizes_.heads,    static_cast<float*>(beside_.at)};
   }
 
+  const CardRank* rank() const { return ranked_ ? &rank_ : nullptr; }
+
+  // Of a page's bytes those of the rank's heads: all that is in a page, scales too, is by heads.
+  int64_t own(int64_t bytes) const { return ranked_ ? bytes * model_.kv_heads / rank_.kv_heads : bytes; }
+
+  static int32_t element_of(int32_t kv_type) { return kv_type == KV_F32 ? 4 : kv_type == KV_BF16 ? 2 : 1; }
+
+  // The rank's heads of `heads` that lie in pages at `at`, from layer `layer` on.
+  HeadRows heads_in(char* at, int64_t page_bytes, int32_t layer, int32_t heads, int32_t first) const {
+    const int64_t layer_bytes = page_bytes / rank_.layers;
+    const int32_t element = element_of(rank_.kv_type), head = model_.head_dim * element, scale = element == 1 ? 4 : 0;
+#if defined(BATON_MUTATION_CUDA_STEP_FIRST_HEAD)
+    first = 0;
+#endif
+    return {at + layer * layer_bytes, page_bytes, layer_bytes / 2, heads * head, first * head, heads * scale, first * scale};
+  }
+  HeadRows on_host(int32_t layer) const { return heads_in(seen_, page_bytes_, layer, rank_.kv_heads, rank_.first_kv); }
+  HeadRows on_device(int32_t layer) const { return heads_in(device_, own(page_bytes_), layer, model_.kv_heads, 0); }
+
+  int move_heads(const HeadRows& to, const HeadRows& from, int32_t layers, const int32_t* slots, int64_t rows, void* stream) const {
+    const dim3 grid = dim3(unsigned(HEADS_PER_DEVICE * processors())), block = dim3(HEADS_THREADS);
+    const int32_t element = element_of(rank_.kv_type), bytes = model_.kv_heads * model_.head_dim * element;
+    const int32_t scales = element == 1 ? model_.kv_heads * 4 : 0, planes = 2 * layers, count = int32_t(rows);
+    if (stream == side_) return BATON_LAUNCH(copy_heads, grid, block, 0, stream, to, from, planes, bytes, scales, slots, count);
+    return BATON_LAUNCH_PDL(copy_heads, grid, block, 0, stream, to, from, planes, bytes, scales, slots, count);
+  }
+
+  int admit_heads(const int32_t* pages, int64_t count) {
+    admitted_.clear();
+    for (int64_t i = 0; i < count * PAGE; i++) admitted_.push_back(pages[i / PAGE] * PAGE + int32_t(i % PAGE));
+    if (const int wrong = stream_wait(stream_)) return wrong;  // a launch that failed may still read the last ones
+    bool moved = false;  // no graph has them
+    if (const int wrong = slots_.reach(admitted_.size() * 4, moved)) return wrong;
+    if (const int wrong = copy(slots_.at, admitted_.data(), admitted_.size() * 4, stream_)) return wrong;
+    counts.admitted += count;
+    return move_heads(on_device(0), on_host(0), rank_.layers, static_cast<const int32_t*>(slots_.at), count * PAGE, stream_);
+  }
+
   // What `count` layers from `layer` on have appended.
   int write_back(int32_t layer, int32_t count, void* stream) const {
-    const int32_t element = step_.kv_type == KV_F32 ? 4 : step_.kv_type == KV_BF16 ? 2 : 1;
+    if (ranked_) return move_heads(on_host(layer), on_device(layer), count, staging_.slots(), sizes_.rows, stream);
+    const int32_t element = element_of(step_.kv_type);
     const int64_t at = layer * step_.layer_bytes;
     Mirror m{step_.pages + at, seen_ + at, step_.page_bytes, step_.layer_bytes / 2, 2 * count, 0, 0};
     m.row_bytes = model_.kv_heads * model_.head_dim * element, m.scale_bytes = element == 1 ? model_.kv_heads * 4 : 0;
@@ -255,13 +308,16 @@ class Session {
   char *host_ = nullptr, *seen_ = nullptr, *device_ = nullptr;
   void *stream_ = nullptr, *side_ = nullptr;
   Event appended_{}, published_{};
-  Room pages_, arena_, angles_, logits_, sums_, beside_;
+  Room pages_, arena_, angles_, logits_, sums_, beside_, slots_;
   Staging staging_;
   Step step_{};
   Sizes sizes_;
   AtOnce all_;
   int32_t how_ = PLAIN;
-  bool graphed_ = false, at_once_ = false;
+  bool graphed_ = false, at_once_ = false, ranked_ = false;
+  CardRank rank_{};
+  uint32_t* word_ = nullptr;  // the host's, registered
+  std::vector<int32_t> admitted_;
   int32_t least_ = 0;
   std::vector<PrefixGroup> groups_;
   std::map<Sizes, Bucket> buckets_;
@@ -277,6 +333,9 @@ BATON_API int baton_session_open(const baton::Model* model, int64_t vocab, void*
   return *session = made, 0;
 }
 BATON_API int baton_session_close(void* session) { return delete static_cast<baton::Session*>(session), 0; }
+BATON_API int baton_session_join(void* session, const baton::CardRank* rank, uint32_t* lost) {
+  return static_cast<baton::Session*>(session)->join(*rank, lost);
+}
 BATON_API int baton_session_bind(void* session, char* host, int64_t pages, int64_t page_bytes, char* shared) {
   return static_cast<baton::Session*>(session)->bind(host, pages, page_bytes, shared);
 }

@@ -22,6 +22,7 @@ from tests.kernels.compilers import needs_compiler
 
 STEP_OPS = (
     "cascade_attention",
+    "collective",
     "dense",
     "embedding",
     "linear",

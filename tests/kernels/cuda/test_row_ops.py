@@ -144,6 +144,18 @@ def rounded_norms(library: ctypes.CDLL) -> None:
         assert torch.equal(half.nan_to_num(9), floats.bfloat16().nan_to_num(9))
 
 
+def a_part_of_the_table_leaves_others_rows_alone(library: ctypes.CDLL) -> None:
+    """Of a rank that has the tokens 10 … 29: rows of the first, the last, and those on either side."""
+    call = declare(library, "embedding_part", P, I64, I32, I32, P, I32, I64, P)
+    tokens = np.array([10, 9, 29, 30, 17, 0], np.int32)
+    own = torch.tensor([0, 2, 4])
+    for dtype, code in ((torch.float32, 0), (torch.bfloat16, 1)):
+        table, out = torch.randn(21, 24).to(dtype), torch.full((6, 24), torch.nan)
+        call(tokens.ctypes.data, 6, 10, 20, table.data_ptr(), code, 24, out.data_ptr())
+        assert torch.equal(out[own], table[torch.from_numpy(tokens)[own].long() - 10].float())
+        assert bool(torch.isnan(out[[1, 3, 5]]).all())
+
+
 def verified(library: ctypes.CDLL) -> None:
     """One block of three was damaged on the way: that one is said to be wrong, and all sums are of what came."""
     call = declare(library, "kv_verify", P, P, I64, I64, P, P, P)
@@ -197,7 +209,7 @@ def _one_codec(library: ctypes.CDLL, pages: torch.Tensor, dtype: str, name: str)
 
 CHECKS: tuple[Check, ...] = (
     *rows_suite.CHECKS,
-    *(rounded_norms, appends, norms_before_rotation, long_batches),
+    *(rounded_norms, appends, norms_before_rotation, long_batches, a_part_of_the_table_leaves_others_rows_alone),
     *(copies, copies_alone, the_sum_is_of_what_was_stored, verified, wire_codecs),
 )
 
@@ -215,6 +227,7 @@ BUGS: tuple[tuple[str, str, Check], ...] = (
     ("CUDA_REDUCE_REUSE", "rms_norm", rounded_norms),
     ("CUDA_SWIGLU_SIGN", "swiglu", rows_suite.swiglu_is_exact),
     ("CUDA_EMBEDDING_ROW", "embedding", rows_suite.embedding_widens),
+    ("CUDA_EMBEDDING_PART", "embedding", a_part_of_the_table_leaves_others_rows_alone),
     ("ROPE", "rope_append", appends),
     ("PAGE", "rope_append", appends),
     ("CUDA_ROPE_SCALE", "rope_append", appends),

@@ -79,7 +79,10 @@ class RanksStruct(ctypes.Structure):
 class DealStruct(ctypes.Structure):
     """Mirrors the C struct Deal of step/ranks.h."""
 
-    _fields_ = (("owners", P), ("adapters", P), *((name, I32) for name in ("parts", "keeps", "swapped", "pad")))
+    _fields_ = (
+        *(("owners", P), ("adapters", P), *((name, I32) for name in ("parts", "keeps", "swapped", "pad"))),
+        *(("brought", P), ("brought_count", I64), ("positions", I64)),
+    )
 
 
 class SharedSizes(msgspec.Struct, frozen=True):
