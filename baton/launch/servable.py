@@ -29,14 +29,18 @@ def servable_model(config: BatonConfig) -> str:
     several = [(widths, device) for widths, device in widths_of(config) if widths.count > 1]
     for widths, device in several:
         widths.require_known()
-        if device != "cpu":
-            text = f"{widths}: several ranks run on the cpu only, worker.device is {device}"
+        if device == "cuda":
+            widths.require_on_cards()
+        elif device != "cpu":
+            text = f"{widths}: several ranks run on cpu or cuda, worker.device is {device}; name one of them"
             raise ConfigError(text, widths.field)
     local = folder_of(model) if is_gguf(model) and Path(model).is_file() else Path(model)
     if not is_paced(config) and local.is_dir():
         program = program_for(ModelConfig.read(local))
-        for widths, _ in several:
+        for widths, device in several:
             widths.require(program)
+            if device == "cuda":
+                widths.require_on_cards(program)
     return model
 
 

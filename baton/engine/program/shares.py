@@ -91,6 +91,17 @@ class Widths(msgspec.Struct, frozen=True):
         if (problem := next(_obstacles(program, self), None)) is not None:
             raise ConfigError(f"{self}, and {problem}", self.several[-1])
 
+    def require_on_cards(self, program: Program | None = None) -> None:
+        """Checks that ranks on cards can divide a model so, and ``program`` if it is given. Raises ConfigError naming
+        the field.
+        """
+        others = [field for field in self.several if field != "tp"]
+        if others:
+            text = f"{self}: ranks on cards share a model's columns alone; set {', '.join(others)} to 1"
+            raise ConfigError(f"{text} and tp to the number of cards, or use device cpu", others[0])
+        if program is not None and program.experts:
+            raise ConfigError(f"{self}: layers of experts run on one card; use 1, or device cpu", "tp")
+
     def possible(self, program: Program, most: int = MOST) -> tuple[int, ...]:
         """Returns the numbers of ranks up to ``most`` on which ``program`` runs if ``field`` is varied, 1 first."""
         if self.field == "tp":

@@ -79,7 +79,7 @@ def on_kernels(
     if (
         said := lacking(program, spec.layout.dtype)
         or wide_experts(program, weights)
-        or _tried(spec, program, weights, found, how)
+        or tried(spec, program, weights, found, how)
     ):
         log.warning("%s: %s", TORCH, said)
         return None
@@ -95,7 +95,7 @@ def on_kernels(
         cuda_step == "auto"
         and not (plain or least or adapters or made.misfit())
         and is_right_at_once(program, weights)
-        and not _tried(spec, program, weights, found, AT_ONCE)
+        and not tried(spec, program, weights, found, AT_ONCE)
     )
     return made
 
@@ -134,7 +134,10 @@ def shared_least() -> int:
     return int(text)
 
 
-def _tried(spec: ModelSpec, program: Program, weights: Weights, found: CudaLibrary, how: int) -> str:
+def tried(spec: ModelSpec, program: Program, weights: Weights, found: CudaLibrary, how: int) -> str:
+    """Returns what is wrong with the kernels' results on the calling thread's card beside the CPU's, for layers of
+    the shape of ``program``'s; empty if nothing is, and on the shim.
+    """
     if on_shim():
         return ""
     if native.library() is None:

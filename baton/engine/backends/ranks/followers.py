@@ -27,6 +27,7 @@ log = logging.getLogger("baton.engine")
 
 MOST_WORDS = 1 << 16  # bytes of a follower's report at its start
 HEARD = b"1"  # a follower's acknowledgement
+LOST_STATUS = 75  # exit status of a follower if another rank is gone; the lead reports which
 LEAVE_S = 1.0  # seconds for a follower to leave when told to
 
 
@@ -40,11 +41,18 @@ class RankSpec(msgspec.Struct, frozen=True):
 
 class RankReady(msgspec.Struct, frozen=True):
     """A follower's report once it has loaded its weights, with the checkpoint's fingerprint; ``error`` says why it
-    couldn't.
+    couldn't. ``room`` is the handle of a card's room, by which the others write to it.
     """
 
     fingerprint: str = ""
     error: ErrorInfo | None = None
+    room: bytes = b""
+
+
+class RoomPlan(msgspec.Struct, frozen=True):
+    """The handles of all ranks' rooms on their cards, by rank."""
+
+    handles: tuple[bytes, ...]
 
 
 class Follower:
@@ -93,8 +101,8 @@ class Follower:
         if not heard:
             raise RankLost(f"rank {self.rank} is gone", rank=self.rank)
 
-    def begin_link(self, plan: LinkPlan) -> None:
-        """Has the follower connect to other hosts, as ``plan`` says."""
+    def begin_link(self, plan: LinkPlan | RoomPlan) -> None:
+        """Has the follower connect to other hosts, or open the rooms of other cards, as ``plan`` says."""
         with suppress(ConnectionError):  # whoever died is heard of by ``await_linked``
             self._socket.send(msgspec.json.encode(plan))
 
@@ -106,7 +114,7 @@ class Follower:
         except OSError:
             heard = b""
         if not heard:
-            raise StartupError(f"rank {self.rank} couldn't connect to the other hosts; see the worker's log")
+            raise StartupError(f"rank {self.rank} couldn't connect to the other ranks; see the worker's log")
 
     def end(self, patience_s: float) -> None:
         """Waits up to ``patience_s`` seconds for the process to end, then kills it; closes its socket."""
@@ -135,13 +143,18 @@ class Followers:
             self.kill()
             raise
 
-    def await_ready(self, fingerprint: str) -> None:
-        """Returns when all have loaded their weights. Raises StartupError unless their fingerprint is
-        ``fingerprint``, the lead's.
+    def await_ready(self, fingerprint: str) -> list[bytes]:
+        """Returns the handles of the followers' rooms when all have loaded their weights. Raises StartupError
+        unless their fingerprint is ``fingerprint``, the lead's.
         """
+        rooms = []
         for follower in self._all:
-            if (theirs := follower.await_ready().fingerprint) != fingerprint:
-                raise StartupError(f"rank {follower.rank} read another checkpoint ({theirs[:12]}); start again")
+            ready = follower.await_ready()
+            if ready.fingerprint != fingerprint:
+                text = f"rank {follower.rank} read another checkpoint ({ready.fingerprint[:12]}); start again"
+                raise StartupError(text)
+            rooms.append(ready.room)
+        return rooms
 
     @property
     def all(self) -> tuple[Follower, ...]:
@@ -156,8 +169,8 @@ class Followers:
                 raise StartupError(f"rank {follower.rank} read another checkpoint than its neighbours; start again")
         return fingerprint
 
-    def link(self, plan: LinkPlan) -> None:
-        """Has all followers connect to other hosts, and returns when they are. Raises StartupError."""
+    def link(self, plan: LinkPlan | RoomPlan) -> None:
+        """Has all followers connect to the other ranks, and returns when they are. Raises StartupError."""
         for follower in self._all:
             follower.begin_link(plan)
         for follower in self._all:

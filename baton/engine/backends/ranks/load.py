@@ -44,9 +44,6 @@ def require_possible(config: EngineConfig, program: Program) -> None:
     configuration.
     """
     widths = config.widths
-    if config.device != "cpu":
-        text = f"{widths}: several ranks run on the cpu only, device is {config.device}"
-        raise ConfigError(text, widths.field)
     if native.library() is None:
         text = f"{widths}: ranks need the native CPU kernels: install a C++ compiler"
         raise ConfigError(text, widths.field)

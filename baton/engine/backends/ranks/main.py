@@ -10,10 +10,11 @@ import mmap
 import os
 import socket
 import sys
+from importlib import import_module
 
 import msgspec
 
-from baton.engine.backends.ranks.followers import HEARD, MOST_WORDS, RankReady, RankSpec
+from baton.engine.backends.ranks.followers import HEARD, LOST_STATUS, MOST_WORDS, RankReady, RankSpec
 from baton.engine.backends.ranks.hosts.links import LinkPlan, Links
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.load import LoadedRank, RankNotes, load_rank
@@ -22,8 +23,6 @@ from baton.engine.child import child_arguments
 from baton.engine.load import QUIET_THREADS
 from baton.kernels.abi import native
 from baton.protos.errors import to_info
-
-LOST_STATUS = 75  # exit status if another rank is gone; the lead reports which
 
 
 def main() -> int:
@@ -34,6 +33,8 @@ def main() -> int:
     os.environ.setdefault(*QUIET_THREADS)
     spec = msgspec.json.decode(args.spec, type=RankSpec)
     with socket.socket(fileno=args.fd) as lead:
+        if spec.config.device == "cuda":
+            return _on_card(spec, lead)
         try:
             loaded = _load(spec)
         except Exception as error:
@@ -41,6 +42,11 @@ def main() -> int:
             return 1
         lead.send(msgspec.json.encode(RankReady(loaded.fingerprint)))
         return _follow(spec, loaded, lead)
+
+
+def _on_card(spec: RankSpec, lead: socket.socket) -> int:
+    status: int = import_module("baton.engine.backends.ranks.cards.follower").follow_on_card(spec, lead, _received)
+    return status
 
 
 def _load(spec: RankSpec) -> LoadedRank:

@@ -23,6 +23,8 @@ from baton.engine.backends.cuda.gpu import require
 from baton.engine.backends.cuda.load import TORCH, kernels_or_none, on_kernels
 from baton.engine.backends.encoder.load import load_encoder
 from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.ranks.cards.load import load_card, require_on_cards
+from baton.engine.backends.ranks.cards.runner import CardRanksRunner
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.hosts.layout import most_on_one, ranks_on, require_hosts
 from baton.engine.backends.ranks.hosts.lead import LeadHosts
@@ -160,6 +162,9 @@ def _on_ranks(config: EngineConfig) -> Runner:
     require_possible(own, planned)  # before a process is started for it
     _selection(own, planned)
     own = msgspec.structs.replace(own, window_pages="own" if _takes_own_pages(own) else "shared")
+    if own.device == "cuda":
+        require_on_cards(own, model, planned)
+        return _on_cards(own, model)
     hosts = LeadHosts(own) if own.rank_hosts else None
     followers: Followers | None = None
     try:
@@ -182,6 +187,21 @@ def _on_ranks(config: EngineConfig) -> Runner:
             followers.kill()
         if hosts is not None:
             hosts.leave()
+        raise
+
+
+def _on_cards(config: EngineConfig, model: ModelConfig) -> Runner:
+    """Returns the runner that leads ranks on cards, which load their weights concurrently."""
+    followers = Followers(config)
+    try:
+        loaded = load_card(config, 0)
+        rooms = followers.await_ready(loaded.fingerprint)
+        dtype = _dtype_name(config)
+        spec = _spec(config, model, loaded.program, dtype, loaded.fingerprint, loaded.weights)
+        work = work_of_ranks(loaded.program, loaded.own.program, loaded.weights, spec.layout)
+        return CardRanksRunner(spec, loaded, followers, rooms, config.rank_bound_s, work=work)
+    except BaseException:
+        followers.kill()
         raise
 
 
