@@ -1,8 +1,9 @@
 // An all-gather among ranks on cards, by peer stores: each rank pushes its own part of rows to all others' rooms (exchange.h), raises
 // its flags there, waits for theirs, and copies what came. Nothing is summed. Knows nothing of models or of who opened which room.
 //
-// A block's flag stands for what that block pushed, and its twin on every other card takes the same quads; so no block waits for
-// another of its own card. Grids depend on the rows alone, which are the same on every rank. A launch reads half `epoch` % 2 of the
+// A part of the rows is a block's: its flag stands for what that block pushed, and its twin on every other card takes the same quads.
+// Blocks take parts in the order in which they come. So the first part that isn't done has a block on every card, however few run at
+// once, and nobody waits for a block that has no room. Grids depend on the rows alone, the same on every rank. A launch reads half `epoch` % 2 of the
 // own room. Whoever writes into that half again has seen all flags of the epoch between, which a rank raises behind its reading.
 //
 // No wait is without an end: the host's word for a lost rank, or the bound, ends it, and every later one at once. Results are
@@ -101,12 +102,12 @@ __device__ __forceinline__ void take(const Call& c, const Quad<BY_ROWS>& q, int6
 // Writes who is lost into the own head; the first one stays.
 __device__ __forceinline__ void lose(RoomHead& own, uint32_t who) { atomicCAS(&own.lost, 0u, who); }
 
-// Returns when `peer` has pushed what its twin of this block had for the epoch, or somebody is lost.
-__device__ void await(const Call& c, RoomHead& own, int peer, uint64_t epoch) {
+// Returns when `peer` has pushed what it has of the part for the epoch, or somebody is lost.
+__device__ void await(const Call& c, RoomHead& own, int peer, unsigned part, uint64_t epoch) {
 #if defined(BATON_MUTATION_CUDA_MEET_WAIT)
   epoch--;
 #endif
-  const uint64_t* flag = &own.flags[peer][blockIdx.x];
+  const uint64_t* flag = &own.flags[peer][part];
   const uint64_t began = card_ns();
   for (unsigned poll = 1; load_acquire_system(flag) < epoch; poll++) {
     rest_between_polls(poll);
@@ -123,33 +124,39 @@ __device__ __forceinline__ void leave(RoomHead& own, uint64_t epoch) {
   if (atomicAdd(&own.done, 1u) != gridDim.x - 1) return;
   __threadfence();
 #if !defined(BATON_MUTATION_CUDA_MEET_DONE)
-  own.done = 0;
+  own.begun = own.done = 0;
 #endif
   own.epoch = epoch;
 }
 
 template <bool BY_ROWS>
 __global__ void __launch_bounds__(THREADS) gather(const __grid_constant__ Call c) {
-  BATON_STATIC_SHARED(uint64_t, began, 2);
+  BATON_STATIC_SHARED(uint64_t, began, 3);
   grid_wait();
   grid_launch_next();
   RoomHead& own = head_of(c.x.rooms[c.x.rank]);
   if (threadIdx.x == 0) {
     began[0] = *static_cast<volatile uint64_t*>(&own.epoch) + 1;
     began[1] = *static_cast<volatile uint32_t*>(&own.lost);
+#if defined(BATON_MUTATION_CUDA_MEET_ORDER)
+    began[2] = blockIdx.x;
+#else
+    began[2] = atomicAdd(&own.begun, 1u);
+#endif
   }
   __syncthreads();
   const uint64_t epoch = began[0];
+  const unsigned part = unsigned(began[2]);
   const int64_t quads = c.rows * c.row_quads, stride = int64_t(gridDim.x) * THREADS;
-  const int64_t first = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+  const int64_t first = int64_t(part) * THREADS + threadIdx.x;
   if (!began[1]) {  // the memory of who is gone may be, too
     for (int64_t i = first; i < quads; i += stride)
       if (const Quad<BY_ROWS> q(c, i); q.begin < q.end) push(c, q, i, epoch);
     __syncthreads();
     if (const int peer = int(threadIdx.x); peer < c.x.count && peer != c.x.rank) {
       __threadfence_system();
-      store_release_system(&head_of(c.x.rooms[peer]).flags[c.x.rank][blockIdx.x], epoch);
-      await(c, own, peer, epoch);
+      store_release_system(&head_of(c.x.rooms[peer]).flags[c.x.rank][part], epoch);
+      await(c, own, peer, part, epoch);
     }
     __syncthreads();
     for (int64_t i = first; i < quads; i += stride)

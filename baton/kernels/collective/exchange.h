@@ -1,7 +1,7 @@
 // What ranks on cards write to one another: a room of device memory on each card, seen by all ranks' launches. Knows nothing of
 // models, nor of who opened which room.
 //
-//   head   of the owner: how many meetings there were, who is lost; a flag for each rank and block, raised by that rank
+//   head   of the owner: how many meetings there were, who is lost; a flag for each rank and part, raised by that rank
 //   half 0, half 1   what others pushed here, by turns: nobody writes where somebody may still read
 #pragma once
 #include <cstdint>
@@ -14,9 +14,10 @@ constexpr uint32_t CARD_STUCK = 1 << 16;  // collective.h: RANK_STUCK
 
 // Zeros at first. Epochs count meetings and never turn over.
 struct alignas(128) RoomHead {
-  uint64_t epoch;       // of the owner's last meeting
-  uint32_t done, lost;  // blocks that are through with the present one; a lost rank's number + 1, or that and CARD_STUCK
-  alignas(128) uint64_t flags[MOST_CARDS][MOST_MEETING_BLOCKS];  // by rank and block: the newest epoch that it has pushed
+  uint64_t epoch;         // of the owner's last meeting
+  uint32_t begun, done;   // blocks that have come to the present one, and that are through with it
+  uint32_t lost;          // a lost rank's number + 1, or that and CARD_STUCK
+  alignas(128) uint64_t flags[MOST_CARDS][MOST_MEETING_BLOCKS];  // by rank and part: the newest epoch that it has pushed
 };
 
 // One rank's view.

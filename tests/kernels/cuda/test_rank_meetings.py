@@ -26,7 +26,7 @@ from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now
 
-STUCK, LOST, DONE = 1 << 16, 12, 8  # exchange.h: CARD_STUCK; where a head has them
+STUCK, BEGUN, DONE, LOST = 1 << 16, 8, 12, 16  # exchange.h: CARD_STUCK; where a head has them
 FLAGS, BLOCKS = 128, 32  # where a head's flags begin, and how many a rank has: MOST_MEETING_BLOCKS
 HEAD = FLAGS + 8 * MOST_CARDS * BLOCKS
 WAIT_S = 60.0
@@ -106,7 +106,7 @@ def a_rank_pushes_what_is_its_own_and_takes_the_rest(library: ctypes.CDLL) -> No
                 assert (pushed == whole[:, part[0] : part[1]].numpy()).all(), "what was pushed"
                 assert rooms.flags(peer)[1].max() == epoch
                 assert (rooms.flags(peer)[[0, 2]] == 0).all()
-            assert (rooms.epoch(1), int(rooms.memory[1, DONE])) == (epoch, 0)
+            assert (rooms.epoch(1), rooms.memory[1, BEGUN], rooms.memory[1, DONE]) == (epoch, 0, 0)
 
 
 def a_rank_waits_for_each_peers_newest_flag(library: ctypes.CDLL) -> None:
@@ -126,10 +126,21 @@ def parts_go_over_as_halves_hold_them(library: ctypes.CDLL) -> None:
     assert (rooms.epoch(0), rooms.said(0)) == (3, 0)
 
 
+def parts_are_taken_in_the_order_in_which_blocks_come(library: ctypes.CDLL) -> None:
+    """One block at a time, of a peer that has pushed the first part alone: whoever runs first must take that one."""
+    for seed in range(6):
+        library.schedule(seed, 0, 1)  # type: ignore[attr-defined]
+        rooms, whole = Rooms(2, 8 * 1024), torch.randn(1, 8 * 1024)
+        rooms.flags(0)[1, 0] = 1
+        columns(library, rooms.view(0, 0.01), whole, (0, 4096))
+        assert rooms.flags(1)[0, :3].tolist() == [1, 1, 0], "the second part was begun, and waited for in vain"
+
+
 ALONE: tuple[Callable[[ctypes.CDLL], None], ...] = (
     a_rank_pushes_what_is_its_own_and_takes_the_rest,
     a_rank_waits_for_each_peers_newest_flag,
     parts_go_over_as_halves_hold_them,
+    parts_are_taken_in_the_order_in_which_blocks_come,
 )
 
 
@@ -139,7 +150,7 @@ def test_a_rank_among_played_peers(check: Callable[[ctypes.CDLL], None], races: 
     check(library(races=races))
 
 
-@pytest.mark.parametrize("bug", first_now(["HALF", "WAIT", "OWN", "DONE"], 2))
+@pytest.mark.parametrize("bug", first_now(["HALF", "WAIT", "OWN", "DONE", "ORDER"], 2))
 def test_a_planted_bug_is_caught(bug: str) -> None:
     assert is_caught(library(bug), ALONE)
 
@@ -179,7 +190,7 @@ def ended(pids: list[int]) -> list[int]:
     return [os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_status for pid in pids]  # type: ignore[union-attr]
 
 
-CASES = [(rows, width) for width in (10, 64, 200) for rows in (1, 3, 40)]
+CASES = [(rows, width) for width in (10, 64, 200) for rows in (1, 3, 40, 90)]  # up to 18 blocks
 
 
 def meet_often(library: ctypes.CDLL, rooms: Rooms, rank: int) -> None:
@@ -197,7 +208,7 @@ def meet_often(library: ctypes.CDLL, rooms: Rooms, rank: int) -> None:
 
 @pytest.mark.parametrize("count", first_now([3, 2, 4], 1))
 def test_every_rank_has_all_columns_and_all_rows(count: int) -> None:
-    built, rooms = library(), Rooms(count, 1024)
+    built, rooms = library(), Rooms(count, 18_000)
     with ranks(count, lambda rank: meet_often(built, rooms, rank)) as pids:
         meet_often(built, rooms, 0)
         assert ended(pids) == [0] * (count - 1)

@@ -45,6 +45,7 @@ class Card:
         first, end = program.own.vocab
         device.call("session_open", program.address, end - first, ctypes.byref(self._session))
         self._memory: SharedMemory | None = None
+        self.exchange: Exchange | None = None  # the view of all ranks' rooms, once the rank has joined them
         self._positions = 0  # for which the card has rotary angles
         self._choices: NDArray[Any] = np.zeros(0, CHOICE)
 
@@ -60,8 +61,9 @@ class Card:
         """
         own, program = self.program.own, self.program.own.program
         (first_kv, _), (first, end) = own.own_kv, own.vocab
+        self.exchange = self.rooms.open(handles, own.rank.index, bound_s)
         struct = CardRankStruct(
-            self.rooms.open(handles, own.rank.index, bound_s),
+            self.exchange,
             *(program.kv_heads, first_kv, program.layers, KV_TYPES[self._layout.dtype]),
             *(first, end - first),
         )
