@@ -22,6 +22,7 @@ QUICK_FILES = {
     "test_fused_step",
     "test_gates",
     "test_meetings",
+    "test_rank_heads",
     "test_rank_meetings",
     "test_table",
 }
