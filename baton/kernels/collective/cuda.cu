@@ -3,8 +3,10 @@
 //
 // A part of the rows is a block's: its flag stands for what that block pushed, and its twin on every other card takes the same quads.
 // Blocks take parts in the order in which they come. So the first part that isn't done has a block on every card, however few run at
-// once, and nobody waits for a block that has no room. Grids depend on the rows alone, the same on every rank. A launch reads half `epoch` % 2 of the
-// own room. Whoever writes into that half again has seen all flags of the epoch between, which a rank raises behind its reading.
+// once, and nobody waits for a block that has no room. Grids depend on the rows alone, the same on every rank.
+//
+// A launch reads half `epoch` % 2 of the own room. Whoever writes into that half again has seen all flags of the epoch between, which
+// a rank raises behind its reading.
 //
 // No wait is without an end: the host's word for a lost rank, or the bound, ends it, and every later one at once. Results are
 // worthless then; `lost` of the own head says so.

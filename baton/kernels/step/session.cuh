@@ -10,8 +10,7 @@
 //
 // The host's pages stay what everybody else reads and writes: `admit` brings pages to the device, and a step's last
 // launch writes the rows that it appended back (`publish`). Those of a prompt's chunk go back layer by layer, on a stream of their
-// own, while the layers behind are computed. One of several ranks (card_rank.h)
-// has its own heads on the device alone.
+// own, while the layers behind are computed. One of several ranks (card_rank.h) has its own heads alone on the device.
 #pragma once
 #include <map>
 #include <vector>
