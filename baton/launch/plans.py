@@ -51,7 +51,8 @@ def worker_plans(
             spec = msgspec.structs.replace(spec, engine=engine)
         if sharers > 1:
             spec = msgspec.structs.replace(spec, cache=msgspec.structs.replace(spec.cache, kv_sharers=sharers))
-        plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), str(log_dir / f"{slot}.log"))
+        log, cards = str(log_dir / f"{slot}.log"), ranks_of(own.worker).count
+        plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), log, cards=cards)
         plans.append(in_pool(config, plan))
     return plans
 

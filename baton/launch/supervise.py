@@ -46,6 +46,7 @@ class HostPlan(msgspec.Struct, frozen=True):
     resources: dict[str, float] = {}  # Ray resources per bundle; empty: one baton_<role>
     labels: dict[str, str] = {}  # labels that the node must carry
     gang: int = 1  # bundles of these resources on each node
+    cards: int = 1  # GPUs of a worker that runs on some, one per rank
     hosts: int = 1  # nodes of the worker: its own, and further ones that have ranks of it
     rank_key_file: str = ""  # with the key that these nodes share; empty: loopback or TLS only
     rank_tls: TlsFiles | None = None  # by which these nodes encrypt, at the same paths on each; None: plaintext

@@ -28,6 +28,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of, warm
+from baton.engine.program.rank_program import kv_share
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend
@@ -97,9 +98,8 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
     page_bytes = runner.spec.layout.page_bytes
-    pages = (
-        _configured_pages(spec, layout) or profile_pages or page_count(spec, page_bytes, runner.spec.weight_bytes)
-    )
+    pages = _configured_pages(spec, layout) or profile_pages
+    pages = pages or page_count(spec, page_bytes, runner.spec.weight_bytes, _share_on_card(spec, layout))
     memory = PageMemory.create(pages, page_bytes)
     runner.bind(memory.view(), pages)
     if (ranks := ranks_of(runner)) is not None:
@@ -158,14 +158,21 @@ def _configured_pages(spec: WorkerSpec, layout: KvLayout) -> int:
     return spec.cache.pages * (table_count(layout) if spec.engine.window_pages == "auto" else 1)
 
 
-def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int) -> int:
+def _share_on_card(spec: WorkerSpec, layout: KvLayout) -> float:
+    """Returns the largest share of each page that a card holds: of several ranks' each has its own heads alone."""
+    if spec.engine.tp == 1 or not layout.groups:
+        return 1.0
+    return max(kv_share(group.kv_heads, spec.engine.tp) for group in layout.groups)
+
+
+def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int, held: float = 1.0) -> int:
     """Returns the number of KV pages of ``page_bytes`` that fit beside ``weight_bytes`` and all adapters that may
-    be loaded.
+    be loaded, where a card holds the share ``held`` of each.
 
     Raises ConfigError if none does.
     """
     beside = weight_bytes + (spec.lora.max_adapter_bytes if spec.lora.wanted else 0)
-    room = kv_bytes(spec.cache, spec.engine.device, beside)
+    room = kv_bytes(spec.cache, spec.engine.device, beside, held=held)
     if room < page_bytes:
         text = f"{room} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
         raise ConfigError(text, "worker.kv_memory_bytes")

@@ -35,12 +35,16 @@ class KvRoom(msgspec.Struct, frozen=True):
         return f"the card has room for {_gib(self.card)} of KV, the host for copies of {_gib(self.host)}: {bound}"
 
 
-def kv_room(cache: CacheSpec, gpu: Gpu, weight_bytes: int, available: int) -> KvRoom:
+def kv_room(cache: CacheSpec, gpu: Gpu, weight_bytes: int, available: int, held: float = 1.0) -> KvRoom:
     """Returns the room of one of ``kv_sharers`` workers on ``gpu`` whose weights take ``weight_bytes``. The host
     has ``available`` bytes. The card's is negative where the weights alone don't fit.
+
+    A card holds the share ``held`` of each page, its rank's heads; the bytes returned are of whole pages.
     """
     part = int(gpu.memory_bytes * cache.kv_memory_share) // cache.kv_sharers
-    return KvRoom(part - weight_bytes - ROOM_BYTES, int(available * cache.kv_host_share) // cache.kv_sharers)
+    return KvRoom(
+        int((part - weight_bytes - ROOM_BYTES) / held), int(available * cache.kv_host_share) // cache.kv_sharers
+    )
 
 
 def kv_bytes(
@@ -49,8 +53,10 @@ def kv_bytes(
     weight_bytes: int,
     ask: Probe = probe,
     available: Callable[[], int] = available_bytes,
+    held: float = 1.0,
 ) -> int:
-    """Returns the bytes for KV pages of a worker on ``device`` whose weights take ``weight_bytes``.
+    """Returns the bytes for KV pages of a worker on ``device`` whose weights take ``weight_bytes``; its cards hold
+    the share ``held`` of each page.
 
     On a GPU this is the worker's part of ``kv_memory_share`` of the memory, less the weights and what runs them,
     and at most its part of the host's memory. Raises ConfigError if none is left.
@@ -60,9 +66,9 @@ def kv_bytes(
     if device != "cuda" or on_shim():
         return ON_A_CPU
     gpu = ask()
-    room = kv_room(cache, gpu, weight_bytes, available())
+    room = kv_room(cache, gpu, weight_bytes, available(), held)
     if room.card <= 0:
-        part = room.card + weight_bytes + ROOM_BYTES
+        part = int(room.card * held) + weight_bytes + ROOM_BYTES
         text = (
             f"of {gpu.name}'s {_gib(gpu.memory_bytes)} this worker may take {_gib(part)}, and weights and what "
             f"runs them need {_gib(weight_bytes + ROOM_BYTES)}; raise worker.kv_memory_share, put fewer "

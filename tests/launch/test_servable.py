@@ -8,6 +8,7 @@ from baton.cluster.config import load_config
 from baton.cluster.served_model import DEMO
 from baton.launch.servable import servable_model
 from baton.protos.errors import CheckpointError, ConfigError
+from tests.conformance.checkpoints import make
 
 
 def asked(**worker: str) -> str:
@@ -40,7 +41,7 @@ def test_a_config_that_no_engine_reads_is_refused_by_its_field(tmp_path: Path, c
 def test_a_number_of_ranks_that_cannot_be_is_refused_with_those_that_can() -> None:
     with pytest.raises(ConfigError, match=r"tp is 50, and the model has (\d+) attention heads; use 1 to \1"):
         servable_model(load_config(flags={"cluster": {"decode_tp": 50}}, search=Path("/nowhere")))
-    with pytest.raises(ConfigError, match="several ranks run on the cpu only"):
+    with pytest.raises(ConfigError, match=r"several ranks run on cpu or cuda, .* is paced:zero"):
         asked(device="paced:zero", tp="2")
     with pytest.raises(ConfigError, match=r"pp is 9, and the model has \d layers; use 1 to \d"):
         servable_model(load_config(flags={"cluster": {"prefill_pp": 9}}, search=Path("/nowhere")))
@@ -58,7 +59,16 @@ def test_the_ranks_of_a_pool_are_judged_by_its_own_device() -> None:
         flags = {"worker": {"device": base, "model": str(DEMO)}, "cluster": {"pools": pools}}
         return servable_model(load_config(flags=flags, search=Path("/nowhere")))
 
-    assert pooled("cuda", "cpu") == str(DEMO)
-    for device in ("cuda", "paced:zero"):
-        with pytest.raises(ConfigError, match=f"tp is 2: several ranks run on the cpu only, .* is {device}"):
+    assert pooled("cuda", "cpu") == pooled("cpu", "cuda") == str(DEMO)
+    for device in ("auto", "paced:zero"):
+        with pytest.raises(ConfigError, match=f"tp is 2: several ranks run on cpu or cuda, .* is {device}"):
             pooled("cpu", device)
+
+
+def test_ranks_on_cards_share_columns_alone(tmp_path: Path) -> None:
+    for share in ("cp", "pp"):
+        with pytest.raises(ConfigError, match=f"{share} is 2: ranks on cards share a model's columns alone"):
+            asked(model=str(DEMO), device="cuda", **{share: "2"})
+    experts = make(tmp_path, "mixtral", tokenizer=True)
+    with pytest.raises(ConfigError, match="tp is 2: layers of experts run on one card; use 1, or device cpu"):
+        asked(model=str(experts), device="cuda", tp="2")

@@ -72,7 +72,7 @@ def test_a_runner_prepares_for_its_steps_before_anybody_hears_of_it(
 def test_pages_leave_room_for_the_weights_and_for_adapters_that_may_come(
     fields: dict[str, Any], beside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_main, "kv_bytes", lambda cache, device, taken: 1000 - taken)
+    monkeypatch.setattr(engine_main, "kv_bytes", lambda cache, device, taken, held: 1000 - taken)
     assert engine_main.page_count(spec(**fields), 1, 100) == 1000 - beside
 
 

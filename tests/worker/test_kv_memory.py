@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from baton.engine.backends.cuda.gpu import ROOM_BYTES, Gpu
+from baton.engine.program.rank_program import kv_share
 from baton.protos.errors import ConfigError
 from baton.worker.kv_memory import ON_A_CPU, KvRoom, kv_bytes, kv_room
 from baton.worker.spec import CacheSpec
@@ -48,6 +49,11 @@ def test_which_memory_bounds_kv_is_said(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.INFO, "baton.engine")
     on_card(CacheSpec(kv_memory_share=0.5), host=100 * GIB)
     assert "the card's bounds it; worker.kv_memory_share (0.5)" in caplog.text
+
+
+def test_cards_that_hold_a_part_of_each_page_have_room_for_more_of_them() -> None:
+    assert kv_room(CacheSpec(kv_memory_share=0.5), H100, 16 * GIB, 100 * GIB, 0.25) == KvRoom(92 * GIB, 80 * GIB)
+    assert [kv_share(8, ranks) for ranks in (1, 2, 3, 16)] == [1, 1 / 2, 3 / 8, 1 / 8]
 
 
 def test_a_card_without_room_beside_the_weights_is_refused_with_the_remedy() -> None:

@@ -131,6 +131,11 @@ class RankProgram(msgspec.Struct, frozen=True):
         return frozenset(self.widths)
 
 
+def kv_share(kv_heads: int, count: int) -> float:
+    """Returns the largest share of a page's KV heads that one of ``count`` ranks has."""
+    return -(-kv_heads // count) / kv_heads
+
+
 def head_of(program: Program) -> p.LmHead:
     """Returns the op that computes the logits, the last of ``program``."""
     last = program.ops[-1]

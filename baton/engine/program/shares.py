@@ -92,8 +92,8 @@ class Widths(msgspec.Struct, frozen=True):
             raise ConfigError(f"{self}, and {problem}", self.several[-1])
 
     def require_on_cards(self, program: Program | None = None) -> None:
-        """Checks that ranks on cards can divide a model so, and ``program`` if it is given. Raises ConfigError naming
-        the field.
+        """Checks that ranks on cards can divide a model so, and ``program`` if it is given. Raises ConfigError
+        naming the field.
         """
         others = [field for field in self.several if field != "tp"]
         if others:

@@ -163,15 +163,16 @@ class Seats:
     def _wish(self, plan: HostPlan, nodes: Sequence[RayNode]) -> SlotRequest:
         needs: dict[str, float] = plan.resources or {resource_of(plan.role): 1}
         if self._gpus and "GPU" not in needs:
-            needs = {**needs, "GPU": 1.0 if self._lasting else self._gpu_share(nodes)}
+            share = plan.cards * (1.0 if self._lasting else self._gpu_share(nodes))
+            needs = {**needs, "GPU": share if share <= 1 else float(int(share))}  # Ray gives whole ones above 1
         return SlotRequest(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels, plan.hosts)
 
     def _gpu_share(self, nodes: Sequence[RayNode]) -> float:
-        """A worker takes a whole GPU, or an equal share where the cluster has fewer GPUs than workers."""
+        """A worker takes a whole GPU per rank, or an equal share where the cluster has fewer than all of them."""
         have = sum(node.resources.get("GPU", 0.0) for node in nodes)
         if not have:
             raise ConfigError("--device cuda: Ray sees no GPU here; use --device cpu", "worker.device")
-        return min(1.0, int(100 * have / len(self._wanted)) / 100)
+        return min(1.0, int(100 * have / sum(plan.cards for plan in self._wanted.values())) / 100)
 
     # ---- out -------------------------------------------------------------------------------------------
 

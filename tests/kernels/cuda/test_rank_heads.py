@@ -1,4 +1,4 @@
-"""A session that is one of several ranks (step/card_rank.h) on the SIMT shim: the host's pages have more heads than it."""
+"""A session that is one of several ranks (step/card_rank.h) on the SIMT shim: the host's pages have more heads."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def plans(rows: int) -> Iterator[StepPlan]:
 
 
 def require_same(on: CudaLibrary, dtype: str, rows: int) -> None:
-    """The rank has the plain card's bits; in the host's pages its heads have those of the plain one's, others' none."""
+    """The rank has the plain card's bits; in its heads of the host's pages too; others' stay empty."""
     plain, rank = both(on, dtype)
     hosts = plain._memory, torch.frombuffer(rank._buffer, dtype=torch.uint8)  # type: ignore[arg-type]
     before = hosts[1].clone()

@@ -1,5 +1,5 @@
-"""Meetings of ranks on cards (collective/cuda.cu) on the SIMT shim: in one process with others' rooms played by hand,
-and in a process for each rank.
+"""Meetings of ranks on cards (collective/cuda.cu) on the SIMT shim: in one process with others' rooms played by
+hand, and in a process for each rank.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def parts_go_over_as_halves_hold_them(library: ctypes.CDLL) -> None:
 
 
 def parts_are_taken_in_the_order_in_which_blocks_come(library: ctypes.CDLL) -> None:
-    """One block at a time, of a peer that has pushed the first part alone: whoever runs first must take that one."""
+    """One block at a time, of a peer that has pushed the first part alone: whoever is first must take that."""
     for seed in range(6):
         library.schedule(seed, 0, 1)  # type: ignore[attr-defined]
         rooms, whole = Rooms(2, 8 * 1024), torch.randn(1, 8 * 1024)

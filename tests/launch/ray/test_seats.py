@@ -360,6 +360,18 @@ def test_workers_of_another_plan_are_replaced_one_of_a_role_after_the_other(ray:
     assert [actor.plan.command for actor in ray.actors if not actor.killed] == [("new",), ("new",)]
 
 
+@pytest.mark.parametrize(("gpus", "wished"), [(4, [2.0, 2.0]), (3, [1.0, 1.0]), (1, [0.5, 0.5])])
+def test_a_worker_of_ranks_on_cards_asks_for_as_many_gpus(
+    ray: FakeRay, clock: Clock, gpus: int, wished: list[float]
+) -> None:
+    ray.alive["n"] = {"baton_decode": 2, "GPU": gpus}
+    made = Seats(ray, gpus=True, clock=clock, wall_clock=clock)
+    made.want([msgspec.structs.replace(plan(f"decode-{number}"), cards=2) for number in range(2)])
+    made.tend()
+    made.statuses()
+    assert [seated.placed.seat.wish.needs["GPU"] for seated in made._seats.values()] == wished
+
+
 def test_a_lasting_worker_waits_for_a_whole_gpu_and_another_takes_a_share(ray: FakeRay, clock: Clock) -> None:
     ray.alive["n"] = {"baton_decode": 2, "GPU": 1}
     assert set(seats(ray, clock, "decode-0", "decode-1", gpus=True).where()) == {"decode-0", "decode-1"}

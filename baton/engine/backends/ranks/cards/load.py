@@ -90,7 +90,9 @@ def load_card(config: EngineConfig, index: int, half_floats: int = HALF_FLOATS) 
     try:
         use_card(device, index)
         if far := unreachable(device, config.widths.count):
-            text = f"{config.widths}: card {index} can't write to the memory of card {far[0]} (nvidia-smi topo -p2p w)"
+            text = (
+                f"{config.widths}: card {index} can't write to the memory of card {far[0]} (nvidia-smi topo -p2p w)"
+            )
             raise ConfigError(f"{text}; name cards of one NVLink or PCIe domain by CUDA_VISIBLE_DEVICES", "tp")
         _require_right(own, weights, layout, device)
         made = CardProgram(own, weights, device)

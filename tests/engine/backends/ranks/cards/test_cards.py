@@ -1,4 +1,4 @@
-"""Ranks on cards, each a process with its own session on the SIMT shim: one card's bits, and ranks that are lost."""
+"""Ranks on cards, each a process with its own session on the SIMT shim: one card's bits, ranks that are lost."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def test_a_rank_that_is_killed_in_a_meeting_ends_the_step_without_a_bound(model:
         driver.answer(PROMPTS, GREEDY)
         runner.watch(lambda error: (told.append(error), heard.set()))
         [pid] = runner.pids()
-        view = runner._card.exchange
-        room = view.rooms[1]
+        assert runner._card.exchange is not None
+        room = runner._card.exchange.rooms[1]
         flag = ctypes.c_uint64.from_address(room + FLAGS)  # rank 0's, in the other's room
         before = flag.value
         os.kill(pid, signal.SIGSTOP)
