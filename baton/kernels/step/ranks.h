@@ -57,7 +57,7 @@ struct Deal {
   const int32_t* adapters;  // per item the number of its adapter, -1 for none; null where no item has one
   int32_t parts, keeps, swapped, pad;
   const int32_t* brought;   // of ranks on cards: pages that every card copies from the host before the step
-  int64_t brought_count, positions;  // and for how many positions there are turns
+  int64_t brought_count, positions;  // and for how many positions there are rotary angles
 };
 
 enum RanksOrder : int32_t { ORDER_STEP, ORDER_LEAVE, ORDER_HEAR };

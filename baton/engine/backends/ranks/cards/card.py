@@ -84,7 +84,7 @@ class Card:
         memory, call, session = self._memory, self._device.call, self._session
         assert memory is not None, "the rank has not joined the others"
         if positions > self._positions:
-            call("session_turns", session, memory.rope_angles, positions * step.turns_stride * 4)
+            call("session_angles", session, memory.rope_angles, positions * step.angles_stride * 4)
             self._positions = positions
         if count:
             call("session_admit", session, brought, count)

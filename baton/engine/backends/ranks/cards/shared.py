@@ -47,7 +47,7 @@ def card_ranks(memory: SharedMemory, own: RankProgram, bound_s: float) -> RanksS
     another rank.
     """
     found = RanksStruct(group_at(memory.meeting, own.rank.index, own.rank.count, SLOT_BYTES, bound_s))
-    found.plan, found.turns, found.logits = memory.plan, memory.rope_angles, memory.logits
+    found.plan, found.angles, found.logits = memory.plan, memory.rope_angles, memory.logits
     found.plan_bytes, found.logit_floats = memory.sizes.plan, memory.sizes.logits // 4
     found.vocab, found.columns = own.program.vocab_size, own.rank.count
     return found
