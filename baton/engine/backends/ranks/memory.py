@@ -80,8 +80,10 @@ class DealStruct(ctypes.Structure):
     """Mirrors the C struct Deal of step/ranks.h."""
 
     _fields_ = (
-        *(("owners", P), ("adapters", P), *((name, I32) for name in ("parts", "keeps", "swapped", "pad"))),
-        *(("brought", P), ("brought_count", I64), ("positions", I64)),
+        *((name, P) for name in ("owners", "adapters")),
+        *((name, I32) for name in ("parts", "keeps", "swapped", "pad")),
+        ("brought", P),
+        *((name, I64) for name in ("brought_count", "positions")),
     )
 
 
