@@ -58,13 +58,20 @@ def work_of(
 
 
 def work_of_ranks(
-    program: Program, own: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout
+    program: Program,
+    own: Program,
+    weights: Mapping[str, Tensor | PackedWeight],
+    layout: KvLayout,
+    device: str = "cpu",
 ) -> EngineWork:
-    """Returns the cost of ``program``, of which this rank has the share ``own``, and the machine's peak rates.
+    """Returns the cost of ``program``, of which this rank has the share ``own``, and the peak rates of ``device``.
 
     Other ranks' weights are assumed to have as many bytes per element as this rank's.
     """
-    found, shapes = work_of(own, weights, layout, "cpu"), {weight.name: weight.shapes for weight in program.weights}
+    found, shapes = (
+        work_of(own, weights, layout, device),
+        {weight.name: weight.shapes for weight in program.weights},
+    )
     read = _read(program, {name: sum(map(math.prod, parts)) for name, parts in shapes.items()})
     held = _read(own, {name: _elements(weight) for name, weight in weights.items()})
     size = _read(own, {name: weight.nbytes for name, weight in weights.items()})
@@ -77,6 +84,11 @@ def work_of_ranks(
         pair_flops=4.0 * program.heads * program.head_dim * program.layers,
         step_bytes=width * (read.linears + read.heads) + expert_width * read.experts,
     )
+
+
+def of_cards(work: EngineWork, count: int) -> EngineWork:
+    """Returns ``work`` with the peak rates of ``count`` cards, where it has one card's."""
+    return msgspec.structs.replace(work, peak_flops=count * work.peak_flops, peak_bytes=count * work.peak_bytes)
 
 
 class _WeightReads(NamedTuple):

@@ -39,7 +39,7 @@ from baton.engine.backends.torch.card_requirements import require_cuda_ops, requ
 from baton.engine.backends.torch.dequantized import for_torch
 from baton.engine.backends.torch.flash_infer import shape_of
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages, Registers
-from baton.engine.backends.work import work_of, work_of_ranks
+from baton.engine.backends.work import of_cards, work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.kv_scheme import asked_kv_dtype
 from baton.engine.checkpoints.weights import Weights, load_weights
@@ -198,7 +198,8 @@ def _on_cards(config: EngineConfig, model: ModelConfig) -> Runner:
         rooms = followers.await_ready(loaded.fingerprint)
         dtype = _dtype_name(config)
         spec = _spec(config, model, loaded.program, dtype, loaded.fingerprint, loaded.weights)
-        work = work_of_ranks(loaded.program, loaded.own.program, loaded.weights, spec.layout)
+        parts = loaded.program, loaded.own.program, loaded.weights, spec.layout
+        work = work_of_ranks(*parts) if on_shim() else of_cards(work_of_ranks(*parts, "cuda"), config.tp)
         return CardRanksRunner(spec, loaded, followers, rooms, config.rank_bound_s, work=work)
     except BaseException:
         followers.kill()

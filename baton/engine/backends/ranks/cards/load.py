@@ -16,7 +16,7 @@ from baton.engine.backends.cuda.load import kernels_or_none, lacking, tried
 from baton.engine.backends.cuda.runner import BY_GRAPH
 from baton.engine.backends.ranks.cards.card import Card
 from baton.engine.backends.ranks.cards.program import CardProgram
-from baton.engine.backends.torch.card_requirements import require_cuda_ops, takes_kernels
+from baton.engine.backends.torch.card_requirements import require_cuda_ops, require_torch_cuda, takes_kernels
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
 from baton.engine.config import KV_NAMES, EngineConfig
@@ -61,8 +61,10 @@ def require_on_cards(config: EngineConfig, model: ModelConfig, program: Program)
     if found := [name for name, is_set in refused.items() if is_set]:
         text = f"{widths}: ranks on cards run without worker.{found[0]}; leave it out, or use device cpu"
         raise ConfigError(text, found[0])
-    if not on_shim() and not takes_kernels(require()):
-        raise _without(config, "this GPU is another one than they are built for, as the log says")
+    if not on_shim():
+        if not takes_kernels(require()):
+            raise _without(config, "this GPU is another one than they are built for, as the log says")
+        require_torch_cuda()
     require_cuda_ops(model, program)
     if said := lacking(program, stored_kv(config)):
         raise ConfigError(f"{widths}: on cards {said}", "device")
