@@ -32,7 +32,8 @@ LEFT_OUT = "not caught and not races and not race and not schedule"
 # The tests of a file are of these ops; a file that isn't named is of the op in its name.
 OF = {
     "row_ops": ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu"),
-    **dict.fromkeys(("step", "fused_step", "layer_streams", "shared_prefixes"), ("step",)),
+    **dict.fromkeys(("step", "fused_step", "layer_streams", "shared_prefixes", "rank_heads"), ("step",)),
+    "rank_meetings": ("collective",),
     **dict.fromkeys(("linear", "prefill", "dispatch"), ("linear",)),
     "verify": ("paged_attention",),
     "paged_attention": ("paged_attention",),

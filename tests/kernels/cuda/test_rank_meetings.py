@@ -21,7 +21,7 @@ from torch import Tensor
 from baton.engine.program.rank_program import Rank
 from baton.kernels.abi.native import I32, I64, P, declare
 from baton.kernels.collective.cards import MOST_CARDS, Exchange
-from baton.kernels.cuda import build, shim
+from baton.kernels.cuda import build, on_gpu, shim
 from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now
@@ -38,15 +38,20 @@ def library(bug: str = "", races: bool = False) -> ctypes.CDLL:
     return shim.as_library(build.simt(("collective",), extra, races), preempt=100)
 
 
+by_processes = pytest.mark.skipif(on_gpu.asked(), reason="a fork of a process that uses a GPU can't use it")
+
+
+def shared(size: int) -> np.ndarray:
+    """Returns zeros that forked processes share; on a GPU of the heap, which alone may be registered."""
+    return np.zeros(size, np.uint8) if on_gpu.asked() else np.frombuffer(mmap.mmap(-1, size), np.uint8)
+
+
 class Rooms:
     """Rooms of some ranks in memory that forked processes share."""
 
     def __init__(self, count: int, half_floats: int) -> None:
         self.count, self.half_floats, self.bytes = count, half_floats, HEAD + 8 * half_floats
-        self._map = mmap.mmap(-1, self.bytes * count)
-        self.memory = np.frombuffer(self._map, np.uint8).reshape(count, self.bytes)
-        self.word = mmap.mmap(-1, 4096)
-        self.lost = np.frombuffer(self.word, np.uint32)
+        self.memory, self.lost = shared(self.bytes * count).reshape(count, self.bytes), shared(4096).view(np.uint32)
 
     def view(self, rank: int, bound_s: float = WAIT_S) -> Exchange:
         at = [self.memory.ctypes.data + rank * self.bytes for rank in range(self.count)]
@@ -128,7 +133,7 @@ def parts_go_over_as_halves_hold_them(library: ctypes.CDLL) -> None:
 
 def parts_are_taken_in_the_order_in_which_blocks_come(library: ctypes.CDLL) -> None:
     """One block at a time, of a peer that has pushed the first part alone: whoever is first must take that."""
-    for seed in range(6):
+    for seed in range(0 if on_gpu.asked() else 6):  # a GPU runs all of them at once
         library.schedule(seed, 0, 1)  # type: ignore[attr-defined]
         rooms, whole = Rooms(2, 8 * 1024), torch.randn(1, 8 * 1024)
         rooms.flags(0)[1, 0] = 1
@@ -155,6 +160,7 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     assert is_caught(library(bug), ALONE)
 
 
+@by_processes  # whose errors are another library's
 def test_a_row_wider_than_a_half_is_refused() -> None:
     with pytest.raises(shim.SimtError):
         columns(library(), Rooms(2, 8).view(0), torch.randn(1, 9), (0, 4))
@@ -206,6 +212,7 @@ def meet_often(library: ctypes.CDLL, rooms: Rooms, rank: int) -> None:
         assert torch.equal(rows_of(library, rooms.view(rank), whole, tokens, own.part(50)), whole)
 
 
+@by_processes
 @pytest.mark.parametrize("count", first_now([3, 2, 4], 1))
 def test_every_rank_has_all_columns_and_all_rows(count: int) -> None:
     built, rooms = library(), Rooms(count, 18_000)
@@ -215,6 +222,7 @@ def test_every_rank_has_all_columns_and_all_rows(count: int) -> None:
     assert all(rooms.said(rank) == 0 for rank in range(count))
 
 
+@by_processes
 def test_a_rank_that_is_killed_in_a_meeting_ends_it_by_the_hosts_word() -> None:
     built, rooms = library(), Rooms(2, 64)
     whole = torch.randn(2, 8)
@@ -236,6 +244,7 @@ def test_a_rank_that_is_killed_in_a_meeting_ends_it_by_the_hosts_word() -> None:
         assert rooms.epoch(0) == 2
 
 
+@by_processes
 def test_a_rank_that_stands_still_is_named_after_the_bound() -> None:
     built, rooms = library(), Rooms(3, 64)
     whole = torch.randn(2, 8)
@@ -252,6 +261,7 @@ def test_a_rank_that_stands_still_is_named_after_the_bound() -> None:
     assert [rooms.said(rank) for rank in (0, 1)] == [3 | STUCK] * 2
 
 
+@by_processes
 def test_a_room_is_opened_by_its_handle_in_another_process() -> None:
     built = library()
     raw = built.library if isinstance(built, shim.Simt) else built

@@ -152,7 +152,7 @@ def test_a_rank_that_is_killed_in_a_meeting_ends_the_step_without_a_bound(model:
                 time.sleep(0.001)
             os.kill(pid, signal.SIGKILL)
 
-        thread = threading.Thread(target=kill)
+        thread = threading.Thread(target=kill, daemon=True)
         thread.start()
         with pytest.raises(RankLost, match="rank 1 is gone, of 2 ranks") as caught:
             driver.answer(PROMPTS, GREEDY)
