@@ -17,8 +17,8 @@ HANDLE_BYTES = 64  # of CUDA's handles
 HALF_FLOATS = 4 << 20  # of each half of a room: a step's widest register goes over in parts of 16 MiB
 
 
-class Exchange(ctypes.Structure):
-    """Mirrors Exchange of exchange.h: one rank's view of all rooms."""
+class ExchangeStruct(ctypes.Structure):
+    """Mirrors the C struct Exchange of exchange.h: one rank's view of all rooms."""
 
     _fields_ = (
         ("rooms", P * MOST_CARDS),
@@ -42,7 +42,7 @@ class Rooms:
         self.own, self.handle = at.value, handle.raw
         self._opened: list[int] = []
 
-    def open(self, handles: Sequence[bytes], rank: int, bound_s: float, lost: int | None = None) -> Exchange:
+    def open(self, handles: Sequence[bytes], rank: int, bound_s: float, lost: int | None = None) -> ExchangeStruct:
         """Returns the view of ``rank``, to whose place in ``handles`` the own room belongs.
 
         ``bound_s`` limits the seconds of waiting for another rank, 0: not at all. ``lost`` is the address, as
@@ -51,7 +51,7 @@ class Rooms:
         assert handles[rank] == self.handle, "the ranks' rooms are out of order"
         rooms = [self.own if at == rank else self._open(handle) for at, handle in enumerate(handles)]
         padded = (P * MOST_CARDS)(*rooms)
-        return Exchange(padded, lost, self.half_floats, int(bound_s * 1e9), rank, len(handles))
+        return ExchangeStruct(padded, lost, self.half_floats, int(bound_s * 1e9), rank, len(handles))
 
     def lost(self) -> int:
         """Returns who is lost by the meetings so far, in the collective's code; 0: nobody."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from baton.engine.program.rank_program import Rank
 from baton.kernels.abi.native import I32, I64, P, declare
-from baton.kernels.collective.cards import MOST_CARDS, Exchange
+from baton.kernels.collective.cards import MOST_CARDS, ExchangeStruct
 from baton.kernels.cuda import build, on_gpu, shim
 from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
@@ -53,10 +53,10 @@ class Rooms:
         self.count, self.half_floats, self.bytes = count, half_floats, HEAD + 8 * half_floats
         self.memory, self.lost = shared(self.bytes * count).reshape(count, self.bytes), shared(4096).view(np.uint32)
 
-    def view(self, rank: int, bound_s: float = WAIT_S) -> Exchange:
+    def view(self, rank: int, bound_s: float = WAIT_S) -> ExchangeStruct:
         at = [self.memory.ctypes.data + rank * self.bytes for rank in range(self.count)]
         rooms = (P * MOST_CARDS)(*at)
-        return Exchange(rooms, self.lost.ctypes.data, self.half_floats, int(bound_s * 1e9), rank, self.count)
+        return ExchangeStruct(rooms, self.lost.ctypes.data, self.half_floats, int(bound_s * 1e9), rank, self.count)
 
     def flags(self, rank: int) -> np.ndarray:
         return self.memory[rank, FLAGS:HEAD].view(np.uint64).reshape(MOST_CARDS, BLOCKS)
@@ -71,7 +71,7 @@ class Rooms:
         return int(self.memory[rank, :8].view(np.uint64)[0])
 
 
-def columns(library: ctypes.CDLL, view: Exchange, whole: Tensor, part: tuple[int, int]) -> Tensor:
+def columns(library: ctypes.CDLL, view: ExchangeStruct, whole: Tensor, part: tuple[int, int]) -> Tensor:
     """The rank's own columns of ``whole`` in, all ranks' out."""
     rows, width = whole.shape
     own, out = whole[:, part[0] : part[1]].contiguous(), torch.full((rows, width), torch.nan)
@@ -80,7 +80,9 @@ def columns(library: ctypes.CDLL, view: Exchange, whole: Tensor, part: tuple[int
     return out
 
 
-def rows_of(library: ctypes.CDLL, view: Exchange, whole: Tensor, tokens: Tensor, part: tuple[int, int]) -> Tensor:
+def rows_of(
+    library: ctypes.CDLL, view: ExchangeStruct, whole: Tensor, tokens: Tensor, part: tuple[int, int]
+) -> Tensor:
     """The rows of the rank's own tokens in, all ranks' out."""
     rows, width = whole.shape
     mine = (tokens >= part[0]) & (tokens < part[1])

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton.engine.backends.cuda.runner import BY_GRAPH
+from baton.engine.backends.native.batch import Array
 from baton.engine.backends.ranks.cards.program import CardProgram
 from baton.engine.backends.ranks.memory import SharedMemory
 from baton.kernels.abi.native import I32
-from baton.kernels.collective.cards import Exchange, Rooms
+from baton.kernels.collective.cards import ExchangeStruct, Rooms
 from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.step.structs import CHOICE, KV_TYPES, Step
 from baton.protos.nouns import KvLayout
@@ -26,7 +25,7 @@ class CardRankStruct(ctypes.Structure):
     """Mirrors the C struct CardRank of step/card_rank.h."""
 
     _fields_ = (
-        ("exchange", Exchange),
+        ("exchange", ExchangeStruct),
         *((name, I32) for name in ("kv_heads", "first_kv", "layers", "kv_type", "first_token", "tokens")),
     )
 
@@ -45,9 +44,9 @@ class Card:
         first, end = program.own.vocab
         device.call("session_open", program.address, end - first, ctypes.byref(self._session))
         self._memory: SharedMemory | None = None
-        self.exchange: Exchange | None = None  # the view of all ranks' rooms, once the rank has joined them
+        self.exchange: ExchangeStruct | None = None  # the view of all ranks' rooms, once the rank has joined them
         self._positions = 0  # for which the card has rotary angles
-        self._choices: NDArray[Any] = np.zeros(0, CHOICE)
+        self._choices: Array = np.zeros(0, CHOICE)
 
     @property
     def page_bytes(self) -> int:
