@@ -51,7 +51,7 @@ def worker_plans(
             spec = msgspec.structs.replace(spec, engine=engine)
         if sharers > 1:
             spec = msgspec.structs.replace(spec, cache=msgspec.structs.replace(spec.cache, kv_sharers=sharers))
-        log, cards = str(log_dir / f"{slot}.log"), ranks_of(own.worker).count
+        log, cards = str(log_dir / f"{slot}.log"), cards_of(own.worker)
         plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), log, cards=cards)
         plans.append(in_pool(config, plan))
     return plans
@@ -204,6 +204,11 @@ def _lends(config: BatonConfig) -> bool:
 def ranks_of(worker: WorkerConfig) -> Widths:
     """Returns the numbers of ranks (tp, cp, pp, ep) of a worker with these settings."""
     return Widths(worker.tp, worker.cp, worker.pp, worker.ep)
+
+
+def cards_of(worker: WorkerConfig) -> int:
+    """Returns the number of GPUs that a worker with these settings takes if it takes any: one for each rank."""
+    return ranks_of(worker).count if worker.device in ("auto", "cuda") else 1
 
 
 def _share_of_cores(config: BatonConfig) -> int:

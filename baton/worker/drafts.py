@@ -20,6 +20,7 @@ from baton.engine.speculate.draft import Speculator, StateSpeculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.names import DRAFT, MEDUSA, NONE, SELF, self_layers, speculators, without_auto
+from baton.engine.speculate.text_search import GAP
 from baton.kv.layout.room import prompt_room
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -29,6 +30,7 @@ log = logging.getLogger("baton.engine")
 
 KV_SHARE = 8  # a draft model gets this fraction (one in eight) of the target's bytes of KV
 LEAST_PAGES = 64  # pages that it gets in any case
+MOST_VOCAB = ord(GAP)  # tokens of a vocabulary whose texts can be searched
 
 
 def make_drafter(
@@ -46,6 +48,11 @@ def make_drafter(
     ConfigError, and CheckpointError for unreadable files.
     """
     names = _usable(names, runner)
+    if runner.spec.vocab_size > MOST_VOCAB and names != NONE:
+        text = f"speculation {names}: texts are searched as strings, which have at most {MOST_VOCAB} tokens"
+        raise ConfigError(
+            f"{text}, and this model's vocabulary has {runner.spec.vocab_size}; use none", "speculation"
+        )
     if runner.spec.layout.states and names != NONE:
         text = f"speculation {names}: this model keeps recurrent state, which can't be rolled back; use none"
         raise ConfigError(text, "speculation")
@@ -58,12 +65,20 @@ def make_drafter(
 def _usable(names: str, runner: Runner) -> str:
     """Returns ``names`` without "auto" if drafts can't be rolled back, or might change an answer's bits."""
     asked = without_auto(names)
-    if names == asked or (keeps_bits(runner) and not runner.spec.layout.states):
+    why = _hindrance(runner)
+    if names == asked or not why:
         return names
-    states = "the model keeps recurrent state, which can't be rolled back"
-    why = states if runner.spec.layout.states else "what computes here may round rows by what is beside them"
     log.info("speculation auto: no drafts of its own, because %s", why)
     return asked
+
+
+def _hindrance(runner: Runner) -> str:
+    """Returns why "auto" can't draft for this runner's model, in words; empty if it can."""
+    if runner.spec.layout.states:
+        return "the model keeps recurrent state, which can't be rolled back"
+    if runner.spec.vocab_size > MOST_VOCAB:
+        return f"the vocabulary has over {MOST_VOCAB} tokens"
+    return "" if keeps_bits(runner) else "what computes here may round rows by what is beside them"
 
 
 def _of_a_model(name: str, engine: EngineSpec, runner: Runner, pages: int) -> Speculator:

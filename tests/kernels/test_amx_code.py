@@ -25,7 +25,7 @@ class Loop(NamedTuple):
 
 def assembly(op: str, folder: Path) -> list[str]:
     """Compiles an op's cpu.cpp for AMX; returns the assembly's lines."""
-    compiler, out = build._compiler(), folder / f"{op}.s"
+    compiler, out = build.compiler(), folder / f"{op}.s"
     if "clang" in compiler:
         pytest.skip("the gate reads g++'s assembly")
     source = build.KERNELS / op / "cpu.cpp"

@@ -179,6 +179,12 @@ def test_experts_and_stages_of_several_ranks_are_settings_of_a_role_and_of_a_poo
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("device", "cards"), [("cpu", 1), ("cuda", 2), ("auto", 2)])
+def test_ranks_take_a_gpu_each_where_their_worker_runs_on_gpus(tmp_path: Path, device: str, cards: int) -> None:
+    settings = config(worker={"device": device, "tp": 2})
+    assert [plan.cards for plan in worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)][-1:] == [cards]
+
+
 WIDE = {"name": "wide", "role": "decode", "resources": {"GPU": 1.0}, "hosts": 2}
 
 

@@ -113,7 +113,11 @@ def _read(record: Path, path: Path, spans: Mapping[str, Span]) -> dict[str, str]
 
 def identity(path: Path) -> FileIdentity:
     """Returns the identity of what is at ``path`` now. Raises OSError."""
-    found, volume = path.stat(), os.statvfs(path).f_fsid
+    found = path.stat()
+    try:
+        volume = os.statvfs(path).f_fsid or found.st_dev
+    except OSError:  # a file system in user space may not answer that
+        volume = found.st_dev
     return FileIdentity(volume, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 

@@ -15,6 +15,7 @@ from baton.engine.speculate.text_search import GAP, LONGEST, PAIR, TRIED, Match,
 PIECE = 1 << 12  # tokens of a string, in which a match and what followed it stand together
 OF_TENANT = 1 << 16  # tokens of a tenant: when there are more, its oldest string is dropped
 MOST_TOKENS = 1 << 20  # of all tenants, four bytes each
+MOST_TENANTS = 1024  # each has an object or two of its own, however short its answers
 MOST_WAITING = 1 << 16  # tokens of queued answers; more are dropped
 FOUR = 4  # tokens of a match that is searched in all of a tenant's answers; shorter ones in its latest string
 
@@ -87,7 +88,10 @@ class Corpus:
         self._bound(tenant)
 
     def _bound(self, tenant: bytes) -> None:
-        """Drops the least recently used strings beyond the limit, those of other tenants first."""
+        """Drops the least recently used strings beyond the limits, those of other tenants first."""
+        while len(self._tenants) > MOST_TENANTS:
+            _, dropped = self._tenants.popitem(last=False)
+            self._held -= sum(map(len, dropped))
         while self._held > self._most:
             oldest = next(iter(self._tenants))
             self._held -= len(self._tenants[oldest].popleft())

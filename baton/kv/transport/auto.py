@@ -260,8 +260,9 @@ class AutoTransport:
     def _remember(self, address: str, info: WorkerInfo) -> None:
         self._described.pop(address, None)
         self._described[address] = info
-        while len(self._described) > KEPT_ROUTES:
-            del self._described[next(iter(self._described))]
+        if len(self._described) > KEPT_ROUTES:
+            lost = (known for known in self._described if known not in self._routes and known != address)
+            del self._described[next(lost, next(iter(self._described)))]
 
     async def _weigh(self, address: str, info: WorkerInfo) -> _Verdict:
         """Measures every preferred transport that is offered. Raises WorkerLost or HandoffRefused if none works."""

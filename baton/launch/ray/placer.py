@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baton.cluster.config import BatonConfig
-from baton.launch.plans import config_of, in_pool, ranks_of, slots_of
+from baton.launch.plans import cards_of, config_of, in_pool, slots_of
 from baton.launch.ray.app import PlacementSpec, RayPlacement
 from baton.launch.ray.follow import ScaleFollower
 from baton.launch.supervise import HostPlan
@@ -49,7 +49,7 @@ def plans_of(config: BatonConfig, config_file: str) -> list[HostPlan]:
                 str(folder / "slots"),
                 str(folder / "logs" / f"{slot}.log"),
                 (sys.executable, "-m", "baton", "worker", "--role", role, "--slot", slot, *named),
-                cards=ranks_of(config_of(config, slot, role).worker).count,
+                cards=cards_of(config_of(config, slot, role).worker),
             ),
         )
         for slot, role in slots_of(config)

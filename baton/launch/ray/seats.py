@@ -163,7 +163,8 @@ class Seats:
     def _wish(self, plan: HostPlan, nodes: Sequence[RayNode]) -> SlotRequest:
         needs: dict[str, float] = plan.resources or {resource_of(plan.role): 1}
         if self._gpus and "GPU" not in needs:
-            share = plan.cards * (1.0 if self._lasting else self._gpu_share(nodes))
+            cards = -(-plan.cards // max(1, plan.gang))  # of a bundle
+            share = cards * (1.0 if self._lasting else self._gpu_share(nodes))
             needs = {**needs, "GPU": share if share <= 1 else float(int(share))}  # Ray gives whole ones above 1
         return SlotRequest(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels, plan.hosts)
 

@@ -6,6 +6,7 @@ Knows nothing of REST or gRPC; ``stream`` makes the answer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -130,11 +131,11 @@ class GenerationService(msgspec.Struct, frozen=True):
         )
 
     async def _prediction(self, entry: ModelEntry, options: GenerationOptions) -> tuple[int, ...]:
-        """The expected answer as tokens: no more than the model's context holds."""
+        """The expected answer as tokens: no more than the model's context holds, up to one that it can't write."""
         if not options.prediction:
             return ()
         ids = await self.catalog.text(entry).encode(options.prediction, add_special_tokens=False)
-        return tuple(ids[: entry.max_model_len])
+        return tuple(takewhile(lambda i: i < entry.vocab_size, ids[: entry.max_model_len]))
 
     async def _with_words(self, entry: ModelEntry, options: GenerationOptions) -> GenerationOptions:
         """``options`` with its bad words as tokens, each as it reads at the start of a text and after a space."""

@@ -151,8 +151,8 @@ class ChoiceText:
         """
         unsure, self._unsure = self._unsure, None
         assert unsure is not None
-        if not run.token_ids and run.stop_token_id is not None:
-            return "", False
+        if run.stop_token_id is not None and self._ends.issuperset(run.token_ids):
+            return "", False  # also where another worker, which went on, chose the end anew
         return self._shown(unsure)
 
     def _scored(self, piece: TextDelta) -> TextDelta:

@@ -107,7 +107,7 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._trailing:
             super().on_header(name, value)
             if name.lower() == b"host":
-                self._hosts.append(value)
+                self._hosts.append(value.strip(b" \t"))  # white space around it is allowed (RFC 9112, 5)
         self._add(len(name) + len(value) + 4)
         self._count += 1
         if self._count > self._limits.max_headers or self._head > self._limits.max_header_bytes:

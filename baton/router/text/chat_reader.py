@@ -68,8 +68,9 @@ class ChatReader:
         ``stop_string`` is the one that ended the choice, "" if none did: a call within which it came is not to be
         made, because its arguments are cut.
         """
-        cut = bool(stop_string) and not _is_whole("".join(self._arguments))
-        return "tool_calls" if reason == "stop" and self.calls and not cut else reason
+        if reason != "stop" or not self.calls:
+            return reason
+        return reason if stop_string and self._is_cut() else "tool_calls"
 
     def message(self, text: str) -> MessageDelta:
         """Returns the whole answer ``text`` as OpenAI's message object."""
@@ -83,6 +84,11 @@ class ChatReader:
         if message["content"] is None and not self.calls:
             message["content"] = ""
         return message
+
+    def _is_cut(self) -> bool:
+        """Returns whether the answer ends within its last call."""
+        assert self._tools is not None
+        return not self._tools.closed and not _is_whole("".join(self._arguments))
 
     def _thought(self, text: str) -> list[MessageDelta]:
         return [{"reasoning_content": text}] if text and self._reading.shows_reasoning else []
@@ -115,7 +121,7 @@ def _is_whole(arguments: str) -> bool:
     """Returns whether a call's arguments are whole JSON."""
     try:
         json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter where they nest too deep
         return False
     return True
 

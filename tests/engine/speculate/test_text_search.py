@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.speculate.corpus import MOST_TOKENS, OF_TENANT, Corpus
+from baton.engine.speculate.corpus import MOST_TENANTS, MOST_TOKENS, OF_TENANT, Corpus
 from baton.engine.speculate.text_search import (
     GAP,
     LONGEST,
@@ -113,6 +113,18 @@ def test_more_than_can_wait_is_dropped() -> None:
     for _ in range(100):
         corpus.take(b"", range(1000))
     assert corpus.tokens < 70_000
+
+
+def test_tenants_of_short_answers_are_forgotten_beyond_a_number() -> None:
+    corpus = Corpus()
+    for tenant in range(2 * MOST_TENANTS):
+        corpus.take(b"%d" % tenant, [7, 8, 9, 7, 8, 9, 7])
+        while corpus.waiting:
+            corpus.read(2048)
+    tail = spelled([7, 8, 9])
+    kept = [corpus.match(b"%d" % tenant, tail) is not None for tenant in range(2 * MOST_TENANTS)]
+    assert kept == [False] * MOST_TENANTS + [True] * MOST_TENANTS
+    assert corpus.tokens == 8 * MOST_TENANTS
 
 
 @pytest.mark.parametrize("vocabulary", [250, 150_000])

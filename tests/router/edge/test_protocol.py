@@ -126,6 +126,7 @@ async def test_an_endless_url_is_refused_by_name() -> None:
         (b"GET /", (), 505),
         (b"GET / HTTP/1.0", (), 200),
         (b"GET / HTTP/1.1", (b"",), 200),
+        (b"GET / HTTP/1.1", (b" a:80 \t",), 200),
         (b"GET / HTTP/1.1", (b"[::1]:8000",), 200),
         (b"GET / HTTP/1.1", (b"some_host.example:8000",), 200),
         (b"GET / HTTP/1.1", (b"127.0.0.1:8000",), 200),

@@ -49,6 +49,10 @@ class CudaRunner(StepRunner):
     adapters, if the program is adaptable.
     """
 
+    keeps_bits = (
+        False  # over 64 rows some products go by another instruction (docs/cuda.md), and prefixes may be shared
+    )
+
     def __init__(
         self,
         spec: ModelSpec,

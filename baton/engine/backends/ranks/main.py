@@ -45,6 +45,8 @@ def main() -> int:
 
 
 def _on_card(spec: RankSpec, lead: socket.socket) -> int:
+    assert spec.config.threads is not None, "the lead deals the threads"
+    native.set_threads(spec.config.threads)
     status: int = import_module("baton.engine.backends.ranks.cards.follower").follow_on_card(spec, lead, _received)
     return status
 

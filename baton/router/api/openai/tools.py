@@ -136,6 +136,11 @@ class SingleCallParser:
     def __init__(self, name: str) -> None:
         self._begin: list[Event] = [CallEvent(0, name)]
 
+    @property
+    def closed(self) -> bool:
+        """Returns False, because the arguments, which are all of the text, show it themselves."""
+        return False
+
     def push(self, text: str) -> list[Event]:
         """Returns the events of ``text``, the next part of the answer; the first non-empty one begins the call."""
         if not text:
@@ -153,6 +158,11 @@ class CallListParser:
 
     def __init__(self) -> None:
         self._calls = CallParser()
+
+    @property
+    def closed(self) -> bool:
+        """Returns whether the whole list has come."""
+        return self._calls.done
 
     def push(self, text: str) -> list[Event]:
         """Returns the events that ``text``, the next part of the answer, completes."""

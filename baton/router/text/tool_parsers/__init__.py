@@ -46,6 +46,10 @@ Event = TextEvent | CallEvent | ArgumentsEvent
 class ToolParser(Protocol):
     """Turns one answer's text into events, as it arrives."""
 
+    @property
+    def closed(self) -> bool:
+        """Returns whether the text so far has all of the last call that it began."""
+
     def push(self, text: str) -> list[Event]:
         """Returns the events that ``text``, the next part of the answer, makes certain."""
 

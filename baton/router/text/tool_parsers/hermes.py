@@ -33,6 +33,11 @@ class Hermes:
             rest = self._within(rest, events) if self._inside else self._without(rest, events)
         return events
 
+    @property
+    def closed(self) -> bool:
+        """Returns whether the JSON of the last call is whole."""
+        return self._calls.done
+
     def flush(self) -> list[Event]:
         """Returns the last events; a call whose end mark is missing counts if its name was read."""
         events: list[Event] = []

@@ -35,6 +35,11 @@ class Llama3:
             return []
         return [TextEvent(text)] if self._says else self._read(text)
 
+    @property
+    def closed(self) -> bool:
+        """Returns whether the JSON of the last call is whole and no other one has begun."""
+        return self._before >= 0 and not self._raw
+
     def flush(self) -> list[Event]:
         """Returns the text that was held back, or a JSON value that named no function."""
         held = "".join(self._start) if self._says is None else self._unread()

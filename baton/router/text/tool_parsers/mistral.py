@@ -37,6 +37,11 @@ class Mistral:
             rest = self._say_until_mark(rest, events) if self._outside else self._call(rest, events)
         return events
 
+    @property
+    def closed(self) -> bool:
+        """Returns whether the JSON of the last call, or of the list of calls, is whole."""
+        return self._calls.done
+
     def flush(self) -> list[Event]:
         """Returns the text that was held back; a call without a name is returned as text."""
         if self._outside:

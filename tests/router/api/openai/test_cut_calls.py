@@ -51,3 +51,22 @@ async def test_a_call_that_a_stop_string_cuts_is_no_reason_to_make_it(
     else:
         assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
         assert block["input"] == json.loads(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "reason"),
+    [
+        ('<tool_call>{"name": "weather"}</tool_call>', "</tool_call>", "tool_calls"),
+        ('<tool_call>{"name": "weather", "arguments": ""}</tool_call>done', "done", "tool_calls"),
+        ('<tool_call>{"name": "weather", "argu', "argu", "stop"),
+    ],
+)
+async def test_a_call_without_arguments_is_whole_where_its_json_is(
+    router, fake, tokenizer, text: str, stop: str, reason: str
+) -> None:
+    ids = [*tokenizer.encode(text, False), EOS]
+    fake.say = lambda request, choice: ids
+    answer = await router.openai.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "x"}], tools=[TOOL], stop=[stop], max_tokens=len(ids)
+    )
+    assert answer.choices[0].finish_reason == reason

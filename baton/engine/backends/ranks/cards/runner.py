@@ -40,6 +40,8 @@ class CardRanksRunner(StepRunner):
     ``bound_s`` limits the seconds of waiting for another rank.
     """
 
+    keeps_bits = False  # as on one card
+
     def __init__(
         self,
         spec: ModelSpec,
