@@ -69,7 +69,11 @@ class Follower:
 
     def await_ready(self) -> RankReady:
         """Waits for the follower's report and returns it. Raises its own error, or StartupError if it died."""
-        said = self._socket.recv(MOST_WORDS)
+        self._socket.settimeout(None)
+        try:
+            said = self._socket.recv(MOST_WORDS)
+        except ConnectionError:
+            said = b""
         if not said:
             code = self.process.wait()
             raise StartupError(f"rank {self.rank} died at start (exit status {code}); see the worker's log")

@@ -16,8 +16,9 @@ from baton.engine.backends.ranks.cards.program import CardProgram
 from baton.engine.backends.ranks.memory import SharedMemory
 from baton.kernels.abi.native import I32
 from baton.kernels.collective.cards import ExchangeStruct, Rooms
-from baton.kernels.cuda.library import CudaLibrary
+from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.step.structs import CHOICE, KV_TYPES, Step
+from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
 
 
@@ -70,8 +71,14 @@ class Card:
         self._device.call("session_join", self._session, ctypes.byref(struct), memory.meeting)
 
     def bind(self, at: int, pages: int) -> None:
-        """Uses the memory at ``at`` as the host's KV pages, and allocates as many with the rank's heads."""
-        self._device.call("session_bind", self._session, at, pages, self._layout.page_bytes, None)
+        """Uses the memory at ``at`` as the host's KV pages, and allocates as many with the rank's heads. Raises
+        ConfigError if there is too little memory.
+        """
+        try:
+            self._device.call("session_bind", self._session, at, pages, self._layout.page_bytes, None)
+        except DeviceError as error:
+            text = f"device cuda: {pages} pages of KV can't be pinned, or their heads had on the card: {error}"
+            raise ConfigError(f"{text}; lower worker.kv_memory_bytes or worker.pages", "kv_memory_bytes") from error
 
     def run(self, step: Step, brought: int | None, count: int, positions: int) -> None:
         """Runs the rank's part of ``step``, given by host addresses; its logits of sampled rows are in the shared

@@ -19,7 +19,7 @@ from baton.engine.backends.ranks.cards.shared import LEFT, TakenPlan, card_ranks
 from baton.engine.backends.ranks.followers import HEARD, LOST_STATUS, MOST_WORDS, RankReady, RankSpec, RoomPlan
 from baton.engine.backends.ranks.memory import RanksStruct, SharedMemory
 from baton.kernels.cuda.library import DeviceError
-from baton.protos.errors import to_info
+from baton.protos.errors import ConfigError, to_info
 
 log = logging.getLogger("baton.engine")
 
@@ -44,8 +44,20 @@ def follow_on_card(spec: RankSpec, lead: socket.socket, received: Receive) -> in
     lead.send(HEARD)
     fd, size = received(lead)
     pages = mmap.mmap(fd, size, mmap.MAP_SHARED)
-    card.bind(ctypes.addressof(ctypes.c_char.from_buffer(pages)), size // card.page_bytes)
+    if not _is_bound(card, pages, lead):
+        return 1
     return LOST_STATUS if take_plans(card, card_ranks(memory, own, bound_s), own.rank.index) else 0
+
+
+def _is_bound(card: Card, pages: mmap.mmap, lead: socket.socket) -> bool:
+    """Pins the pages for the card, which takes seconds for many, tells the lead, and returns whether it worked."""
+    try:
+        card.bind(ctypes.addressof(ctypes.c_char.from_buffer(pages)), len(pages) // card.page_bytes)
+    except ConfigError as error:
+        lead.send(msgspec.json.encode(RankReady(error=to_info(error))))
+        return False
+    lead.send(msgspec.json.encode(RankReady()))
+    return True
 
 
 def take_plans(card: Card, ranks: RanksStruct, index: int) -> int:

@@ -28,7 +28,7 @@ from baton.kernels.collective.native import RankIsLost
 from baton.kernels.cuda.library import DeviceError, on_shim
 from baton.kernels.step.structs import Step
 from baton.protos.channel import HostSender
-from baton.protos.errors import BatonError, ConfigError, RankLost
+from baton.protos.errors import BatonError, RankLost
 from baton.protos.measurements import EngineWork, ExpertRows
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
@@ -81,15 +81,15 @@ class CardRanksRunner(StepRunner):
         ConfigError if the card has too little memory.
         """
         self._buffer, self._pages, self._resident = buffer, pages, PageResidency(pages)
-        try:
-            self._card.bind(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), pages)
-        except DeviceError as error:
-            text = f"device cuda: {pages} pages of KV can't be pinned, or their heads had on the card: {error}"
-            raise ConfigError(f"{text}; lower worker.kv_memory_bytes or worker.pages", "kv_memory_bytes") from error
+        self._card.bind(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), pages)
 
     def open_pages(self, fd: int, size: int, layout: KvLayout | None = None) -> None:
-        """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks."""
+        """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks, and returns when
+        their cards have them. Raises ConfigError if one has too little memory, StartupError if its process ended.
+        """
         self._followers.share(fd, size)
+        for follower in self._followers.all:  # pinning takes seconds, longer than a step may stand still
+            follower.await_ready()
 
     @property
     def senders(self) -> tuple[HostSender, ...]:

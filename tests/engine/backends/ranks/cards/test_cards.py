@@ -22,7 +22,8 @@ from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
 from baton.kernels.abi import native
 from baton.kernels.cuda import library
-from baton.protos.errors import ConfigError, RankLost
+from baton.kv.memory.host_pages import PageMemory
+from baton.protos.errors import ConfigError, RankLost, StartupError
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
 from tests.engine.backends.ranks.threads import SharedDriver
@@ -106,6 +107,14 @@ def test_ranks_on_cards_have_the_bits_of_one_card(
         assert (many.logprobs, many.read) == (one.logprobs, one.read)
         assert bytes(many.memory.view()) == bytes(one.memory.view())
         assert ranks.counts()["replayed"] > ranks.counts()["captured"] > 0
+
+
+def test_a_follower_that_cannot_use_the_pages_ends_the_start(model: Path) -> None:
+    with on_cards(model) as ranks:
+        memory = PageMemory.create(4, ranks.spec.layout.page_bytes)
+        ranks.bind(memory.view(), 4)
+        with pytest.raises(StartupError, match="rank 1 died at start"):
+            ranks.open_pages(memory.fd, 2 * memory.bytes)  # more than there are
 
 
 def step(seq: int, tokens: list[int], start: int, pages: list[int]) -> StepPlan:
