@@ -100,7 +100,9 @@ class ReuseTable:
         """Returns the pages that reached each age, (CLASSES, BINS); those that left unused in it count half."""
         ages = now - (self._now - np.arange(EPOCHS)) * self._epoch - self._epoch // 2
         youngest_first = self._coming[:, (self._now - np.arange(EPOCHS)) % EPOCHS]
-        unused = self._unused + youngest_first @ np.eye(BINS)[bins_of(np.clip(ages, 0, None))]
+        unused = self._unused.copy()
+        # No product of matrices: the BLAS library's threads spin after one, and a step's threads then lack a core.
+        np.add.at(unused.T, bins_of(np.clip(ages, 0, None)), youngest_first.T)
         reached = np.cumsum((self._used + unused)[:, ::-1], axis=1)[:, ::-1]
         return np.maximum(reached - unused / 2, 0.0)
 
