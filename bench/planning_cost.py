@@ -23,7 +23,8 @@ from baton.bench.engine.report import SCHEMES
 from baton.bench.rows import Row, median, table, to_json
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.names import AUTO, speculators
-from bench.speculation import Bench, Extent, copied, misleading, new, texts
+from bench.speculation import Bench, Extent
+from bench.speculation_texts import copied, misleading, new, texts
 
 CALLS = ("observe", "judge", "end", "saw")
 KINDS = (copied, new, misleading)

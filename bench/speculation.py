@@ -52,12 +52,11 @@ from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
 from bench.peers.lookup import looked_up
+from bench.speculation_texts import PROMPT, TOKENS, Scripts, copied, misleading, new, texts
 
-VOCAB, PROMPT, TOKENS = 32000, 256, 96
 NEVER_WORSE, OF_PERFECT = 0.98, 0.85
 NOISE = 1.02  # of two 99th percentiles that are the same, at least
 COPY_TARGETS = {1: 2.0, 8: 1.3}
-Scripts = dict[str, list[int]]
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -209,37 +208,6 @@ class Bench:
         rate = (sum(tape.tokens.values()) - before) / (self.clock() - began)
         assert len(self.runner.took) > at
         return Timed(rate, [b - a for a, b in itertools.pairwise(ends)])
-
-
-def texts(
-    batch: int, seed: int, answer: Callable[[list[int], random.Random], list[int]]
-) -> tuple[Scripts, Scripts]:
-    """Prompts and the answers to them, by name."""
-    rng = random.Random(seed)
-    prompts = {f"{seed}-{at}": [rng.randrange(VOCAB) for _ in range(PROMPT)] for at in range(batch)}
-    return prompts, {name: answer(prompt, rng) for name, prompt in prompts.items()}
-
-
-def new(prompt: list[int], rng: random.Random) -> list[int]:
-    """Returns an answer that repeats nothing."""
-    return [rng.randrange(VOCAB) for _ in range(2 * TOKENS + 20)]
-
-
-def copied(prompt: list[int], rng: random.Random) -> list[int]:
-    """Returns the prompt's passages with an edit every 25 tokens or so, each some new tokens."""
-    found, at = list[int](), rng.randrange(PROMPT // 2)
-    while len(found) < 2 * TOKENS + 20:
-        if rng.random() < 0.04:
-            found += [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
-            at = rng.randrange(PROMPT) if rng.random() < 0.3 else at + 2
-        found.append(prompt[at % PROMPT])
-        at += 1
-    return found
-
-
-def misleading(prompt: list[int], rng: random.Random) -> list[int]:
-    """Returns tokens of a small alphabet: every pair was there before, and says nothing of what follows."""
-    return [rng.randrange(16) for _ in range(2 * TOKENS + 20)]
 
 
 def ratio_row(name: str, pairs: Sequence[tuple[float, float]], target: float = 0.0) -> Row:

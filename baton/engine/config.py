@@ -82,6 +82,18 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return Widths(self.tp, self.cp, self.pp, self.ep)
 
     @property
+    def computed_dtype(self) -> str:
+        """Returns ``dtype``, with "auto" replaced by the device's own."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if self.device == "cpu" else "bfloat16"
+
+    @property
+    def stored_kv_dtype(self) -> str:
+        """Returns the dtype in which K and V are stored."""
+        return KV_NAMES.get(self.kv_cache_dtype, self.computed_dtype)
+
+    @property
     def hosts(self) -> int:
         """Returns how many hosts have ranks, the lead's included."""
         return 1 + len(self.rank_hosts)

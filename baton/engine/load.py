@@ -35,7 +35,7 @@ def load_runner(config: EngineConfig) -> Runner:
     """
     _require_known(config)
     os.environ.setdefault(*QUIET_THREADS)
-    return import_module("baton.engine.backends.torch.runner").load(config)
+    return import_module("baton.engine.backends.loading").load(config)
 
 
 def _require_known(config: EngineConfig) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from baton.bench.engine.memory import MemoryRead
 from baton.bench.engine.models import random_runner
+from baton.engine.backends.loading import load
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.torch.runner import load
 from baton.engine.config import EngineConfig
 from baton.evaluate.workload import CONTEXT, PROMPT, STEPS, Workload
 from baton.protos.errors import ConfigError

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from baton.bench.rows import Row, commit
+from baton.engine.backends.loading import load
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.torch.runner import load
 from baton.engine.config import EngineConfig
 from baton.evaluate.workload import Workload
 from baton.kernels.abi import native

@@ -198,7 +198,7 @@ def test_torchs_own_ops_and_steps_one_by_one_choose_and_answer_alike(model, want
             patch.setenv(name, value)
             assert local(Choosing(model, DecodeLoop), 165)[:8] == few
     none = SimpleNamespace(library=lambda: None, set_threads=lambda count: None)
-    monkeypatch.setattr("baton.engine.backends.torch.runner.native", none)
+    monkeypatch.setattr("baton.engine.backends.loading.native", none)
     assert local(Choosing(model, DecodeLoop), 165)[:8] == few
 
 

@@ -184,5 +184,5 @@ def test_torchs_own_ops_and_steps_one_by_one_answer_alike(model, wanted, monkeyp
             patch.setenv(name, value)
             assert local(Weighing(model, DecodeLoop), 70) == wanted[70]
     none = SimpleNamespace(library=lambda: None, set_threads=lambda count: None)
-    monkeypatch.setattr("baton.engine.backends.torch.runner.native", none)
+    monkeypatch.setattr("baton.engine.backends.loading.native", none)
     assert local(Weighing(model, DecodeLoop), 70) == wanted[70]

@@ -74,7 +74,7 @@ def test_a_prompt_read_in_pieces_of_any_size_and_in_company_gives_the_same_answe
 
 def test_torchs_own_ops_and_the_step_that_checks_itself_agree(model, wanted, monkeypatch):
     none = SimpleNamespace(library=lambda: None, set_threads=lambda count: None)
-    monkeypatch.setattr("baton.engine.backends.torch.runner.native", none)
+    monkeypatch.setattr("baton.engine.backends.loading.native", none)
     few = msgspec.structs.replace(ANSWER, max_tokens=12)
     assert Driver(loaded(model), pages=80).answer([prompt_of(300)], few)[0] == wanted[300][:12]
     monkeypatch.undo()

@@ -52,7 +52,7 @@ def test_no_method_is_called_by_a_name_that_is_put_together() -> None:
 
 
 def test_no_module_of_the_product_is_patched() -> None:
-    """What a bench replaces is a seam that the product declares (``kv/memory/block_sums.py``)."""
+    """Benches use seams that the product declares (``kv/memory/block_sums.py``), and set no module's attributes."""
     found = []
     for path, tree in trees("baton").items():
         modules = {

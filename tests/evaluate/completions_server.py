@@ -92,4 +92,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Logs no request."""
+        """Drops what the server would log of each request."""

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from baton.bench.engine.models import CONTEXT, SIZES
 from baton.bench.rows import Row, median, spread
-from baton.engine.backends.torch.runner import load
+from baton.engine.backends.loading import load
 from baton.engine.config import EngineConfig, Quantization
 from baton.engine.models import program_for
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan

@@ -116,8 +116,7 @@ def _of_completion(request: Request) -> dict[str, object]:
 
 def _of_chat(request: Request) -> dict[str, object]:
     own = request.sampling
-    messages = [{"role": ROLES[at % 2], "content": message} for at, message in enumerate(request.messages)]
-    fields: dict[str, object] = {"messages": messages}
+    fields: dict[str, object] = {"messages": _messages(request)}
     if own.logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": own.logprobs}
     if request.thinks:
@@ -136,8 +135,7 @@ def _of_chat(request: Request) -> dict[str, object]:
 
 def _of_messages(request: Request) -> dict[str, object]:
     own = request.sampling
-    messages = [{"role": ROLES[at % 2], "content": message} for at, message in enumerate(request.messages)]
-    fields: dict[str, object] = {"messages": messages}
+    fields: dict[str, object] = {"messages": _messages(request)}
     if request.thinks:
         fields["thinking"] = {"type": "enabled", "budget_tokens": 1024}
     if request.tools:
@@ -151,6 +149,10 @@ def _of_messages(request: Request) -> dict[str, object]:
         form = {"type": "json_schema", "schema": orjson.loads(own.grammar.spec)}
         return fields | {"output_config": {"format": form}}
     return fields | {"structured_outputs": {own.grammar.kind: own.grammar.spec}}
+
+
+def _messages(request: Request) -> list[dict[str, str]]:
+    return [{"role": ROLES[at % 2], "content": message} for at, message in enumerate(request.messages)]
 
 
 def _tool(name: str) -> dict[str, object]:

@@ -68,10 +68,8 @@ def work_of_ranks(
 
     Other ranks' weights are assumed to have as many bytes per element as this rank's.
     """
-    found, shapes = (
-        work_of(own, weights, layout, device),
-        {weight.name: weight.shapes for weight in program.weights},
-    )
+    found = work_of(own, weights, layout, device)
+    shapes = {weight.name: weight.shapes for weight in program.weights}
     read = _read(program, {name: sum(map(math.prod, parts)) for name, parts in shapes.items()})
     held = _read(own, {name: _elements(weight) for name, weight in weights.items()})
     size = _read(own, {name: weight.nbytes for name, weight in weights.items()})

@@ -44,7 +44,7 @@ Span = tuple[int, int]  # of a file: offset of the first byte, number of bytes
 class FileIdentity(msgspec.Struct, frozen=True):
     """Tells a file's content from any other that it had or will have, without reading it."""
 
-    volume: int  # the file system's identity (f_fsid of statvfs(3)); 0 where it has none
+    volume: int  # the file system's identity (f_fsid of statvfs(3)), or its device's number where it has none
     inode: int
     size: int  # bytes
     modified_ns: int

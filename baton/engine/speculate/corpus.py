@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
-from baton.engine.speculate.text_search import GAP, LONGEST, PAIR, TRIED, Match, places, spelled
+from baton.engine.speculate.text_search import GAP, PAIR, Match, longest, places, spelled
 
 PIECE = 1 << 12  # tokens of a string, in which a match and what followed it stand together
 OF_TENANT = 1 << 16  # tokens of a tenant: when there are more, its oldest string is dropped
@@ -66,9 +65,9 @@ class Corpus:
             self._at, part = 0, part + GAP
         self._add(tenant, part)
 
-    def match(self, tenant: bytes, tail: str) -> tuple[str, Match] | None:
-        """Returns the longest of the latest matches of the tenant's answers with the end of ``tail``, and the
-        string that it is in; None without any.
+    def match(self, tenant: bytes, tail: str) -> Match | None:
+        """Returns the longest of the latest matches of the tenant's answers with the end of ``tail``; None without
+        any.
         """
         pieces = self._tenants.get(tenant)
         if not pieces:
@@ -99,13 +98,6 @@ class Corpus:
                 del self._tenants[oldest]
 
 
-def _longest(pieces: Iterable[str], tail: str, anchor: int) -> tuple[str, Match] | None:
-    """Returns the longest of the TRIED latest matches in ``pieces``, the latest string first."""
-    found = ((piece, match) for piece in pieces for match in places(piece, tail, anchor, len(piece) - 1))
-    best: tuple[str, Match] | None = None
-    for one in islice(found, TRIED):
-        if best is None or one[1].length > best[1].length:
-            best = one
-        if one[1].length == LONGEST:
-            break
-    return best
+def _longest(pieces: Iterable[str], tail: str, anchor: int) -> Match | None:
+    """Returns the longest of the latest matches in ``pieces``, of which the first is the latest."""
+    return longest(match for piece in pieces for match in places(piece, tail, anchor, len(piece) - 1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from baton.engine.speculate.draft import GRADES, Draft, SequenceView, Speculator, graded
-from baton.engine.speculate.text_search import GAP, Match, SearchableText, spelled
+from baton.engine.speculate.text_search import GAP, Match, SearchableText, following, spelled
 
 NAME = "prompt_lookup"
 CATCH_UP = READ = 2048  # tokens added by one call: 16 us
@@ -40,11 +40,11 @@ class PromptLookup(Speculator):
         if not matches:
             return None
         best = max(matches, key=lambda match: match.length)  # of equal ones the latest
-        found = known.following(best, budget)
+        found = following(best, budget)
         if not found:
             return None
         if self.branches and len(matches) > 1:
-            return Draft.of_paths([found, *_others(known, best, matches, budget)], NAME, graded(best.length))
+            return Draft.of_paths([found, *_others(best, matches, budget)], NAME, graded(best.length))
         return Draft(found, NAME, graded(best.length))
 
     def read_prompt(self, text: SequenceView, idle: bool) -> int:
@@ -66,13 +66,13 @@ class PromptLookup(Speculator):
         return known
 
 
-def _others(known: SearchableText, best: Match, matches: Sequence[Match], budget: int) -> Iterator[list[int]]:
+def _others(best: Match, matches: Sequence[Match], budget: int) -> Iterator[list[int]]:
     """Yields continuations of other matches that begin with another token, those of the longest matches first."""
-    begun = {known.text[best.end]}
+    begun = {best.text[best.end]}
     for match in sorted(matches, key=lambda match: -match.length):
-        if known.text[match.end] not in begun and len(begun) <= OTHERS:
-            begun.add(known.text[match.end])
-            yield known.following(match, min(budget, OTHERS_DEPTH))
+        if match.text[match.end] not in begun and len(begun) <= OTHERS:
+            begun.add(match.text[match.end])
+            yield following(match, min(budget, OTHERS_DEPTH))
 
 
 def _begun(text: SequenceView, budget: int) -> Draft | None:

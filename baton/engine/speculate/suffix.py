@@ -35,11 +35,11 @@ class Suffix(Speculator):
         if self.corpus.waiting:
             self.corpus.read(READ)
         found = [self.corpus.match(_tenant(text), spelled(text.tokens[-LONGEST:])), self._own_match(text)]
-        best = max((one for one in found if one is not None), key=lambda one: one[1].length, default=None)
+        best = max((one for one in found if one is not None), key=lambda one: one.length, default=None)
         if best is None:
             return None
-        tokens = following(best[0], best[1].end, budget)
-        return Draft(tokens, NAME, graded(best[1].length)) if tokens else None
+        tokens = following(best, budget)
+        return Draft(tokens, NAME, graded(best.length)) if tokens else None
 
     def read_prompt(self, text: SequenceView, idle: bool) -> int:
         """Adds part of the prompt to what is searched, if the text itself is; returns the number of tokens
@@ -58,13 +58,12 @@ class Suffix(Speculator):
         tokens = text.tokens
         self.corpus.take(_tenant(text), tokens[len(tokens) - text.outputs :])
 
-    def _own_match(self, text: SequenceView) -> tuple[str, Match] | None:
+    def _own_match(self, text: SequenceView) -> Match | None:
         if not self._own:
             return None
         known = self._of(text)
         known.catch_up(CATCH_UP)
-        match = known.longest(FOUR) or known.longest(PAIR)
-        return None if match is None else (known.text, match)
+        return known.longest(FOUR) or known.longest(PAIR)
 
     def _of(self, text: SequenceView) -> SearchableText:
         if (known := self._known.get(text.seq)) is None:

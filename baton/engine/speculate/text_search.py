@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -20,8 +20,9 @@ CODEC = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 
 
 class Match(NamedTuple):
-    """Says that the ``length`` tokens before position ``end`` equal the text's last tokens."""
+    """Says that the ``length`` tokens before position ``end`` of ``text`` equal those that are looked for."""
 
+    text: str
     end: int
     length: int
 
@@ -39,20 +40,28 @@ def places(text: str, tail: str, anchor: int, below: int) -> Iterator[Match]:
     at = text.rfind(wanted, 0, below) if len(wanted) == anchor else -1
     while at >= 0:
         end = at + anchor
-        yield Match(end, _length(text, end, tail, anchor))
+        yield Match(text, end, _length(text, end, tail, anchor))
         at = text.rfind(wanted, 0, end - 1)
 
 
-def longest(text: str, tail: str, anchor: int, below: int) -> Match | None:
-    """Returns the longest of the TRIED latest matches of ``places``, of equal ones the latest; None without any."""
-    return max(islice(places(text, tail, anchor, below), TRIED), key=lambda match: match.length, default=None)
+def tried(matches: Iterable[Match]) -> Iterator[Match]:
+    """Yields the first TRIED of ``matches``, and none after one of LONGEST tokens."""
+    for match in islice(matches, TRIED):
+        yield match
+        if match.length == LONGEST:
+            return
 
 
-def following(text: str, end: int, count: int) -> list[int]:
-    """Returns up to ``count`` tokens from position ``end`` on, as far as a GAP; past the text's end they repeat
+def longest(matches: Iterable[Match]) -> Match | None:
+    """Returns the longest of the first TRIED ``matches``, of equal ones the first; None without any."""
+    return max(tried(matches), key=lambda match: match.length, default=None)
+
+
+def following(match: Match, count: int) -> list[int]:
+    """Returns up to ``count`` tokens that follow ``match``, as far as a GAP; past the text's end they repeat
     periodically, as in LZ77.
     """
-    found = text[end : end + count]
+    found = match.text[match.end : match.end + count]
     if GAP in found:
         found = found[: found.index(GAP)]
     elif found:
@@ -100,17 +109,11 @@ class SearchableText:
         """Returns up to TRIED earlier matches with the text's end, the latest first; none after one of LONGEST
         tokens.
         """
-        found = list[Match]()
-        for match in islice(places(self.text, self.tail, PAIR, len(self.text) - 1), TRIED):
-            found.append(match)
-            if match.length == LONGEST:
-                break
-        return found
+        return list(tried(self._places(PAIR)))
 
     def longest(self, anchor: int) -> Match | None:
         """Returns the longest of the latest earlier matches of ``anchor`` tokens or more; None without any."""
-        return longest(self.text, self.tail, anchor, len(self.text) - 1)
+        return longest(self._places(anchor))
 
-    def following(self, match: Match, count: int) -> list[int]:
-        """Returns up to ``count`` tokens that followed ``match``."""
-        return following(self.text, match.end, count)
+    def _places(self, anchor: int) -> Iterator[Match]:
+        return places(self.text, self.tail, anchor, len(self.text) - 1)

@@ -1,4 +1,4 @@
-"""What ranks on cards meet by: each card's room in device memory, and a view of all rooms. Torch-free.
+"""Makes the rooms in device memory by which ranks on cards meet, and gives each a view of all. Torch-free.
 
 Knows nothing of models or of processes. A room is made by its owner, and opened by the others by 64 bytes that the
 owner hands out. On the SIMT shim it is memory that processes share.

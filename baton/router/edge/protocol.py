@@ -208,11 +208,8 @@ class BoundedHttp(HttpToolsProtocol):
         """Refuses a version that isn't spoken, and a Host that is missing, repeated or no host."""
         version, hosts = self.parser.get_http_version(), self._hosts
         if version not in VERSIONS:
-            self._refusal = self._refusal or (
-                505,
-                "http_version",
-                f"HTTP/{version} is not served here: use HTTP/1.1",
-            )
+            text = f"HTTP/{version} is not served here: use HTTP/1.1"
+            self._refusal = self._refusal or (505, "http_version", text)
         elif len(hosts) > 1 or (version == "1.1" and not hosts):
             said = f"{len(hosts)} Host headers" if hosts else "no Host header"
             self._refusal = self._refusal or (400, "bad_host", f"the request has {said}: send one (RFC 9112, 3.2)")

@@ -173,7 +173,7 @@ def api_server(live: dict[str, int]) -> Iterator[str]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Logs no request."""
+            """Drops what the server would log of each request."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

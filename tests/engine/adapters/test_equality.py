@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from baton.engine.adapters.reading import read_here
+from baton.engine.backends import loading
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.torch import runner as torch_runner
 from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
@@ -223,7 +223,7 @@ def test_a_gpu_without_the_engines_kernels_refuses_adapters(
     two: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")
-    monkeypatch.setattr(torch_runner, "kernels_or_none", lambda: None)
+    monkeypatch.setattr(loading, "kernels_or_none", lambda: None)
     with pytest.raises(ConfigError, match=r"torch's ops, .* apply no adapters; serve the base model") as refused:
         load_runner(EngineConfig(str(two[0]), device="cuda", adapters=LIMITS))
     assert refused.value.param == "worker.adapters"

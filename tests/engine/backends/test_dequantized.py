@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from baton.engine.backends.torch.dequantized import for_torch
-from baton.engine.backends.torch.runner import ModelConfig, TorchRunner
+from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.checkpoints.weights import load_weights
 from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
+from baton.engine.program.config import ModelConfig
 from baton.kernels.linear.packed import PackedWeight
 from baton.kv.layout.page import layout_for
 from baton.protos.nouns import Sampling

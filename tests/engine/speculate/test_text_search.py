@@ -41,7 +41,7 @@ def test_matches_are_the_latest_places_where_the_last_pair_stood_before(tokens: 
     known.catch_up(read)
     known.catch_up(len(tokens))
     ends = [end for end in range(len(tokens) - 1, 1, -1) if common(tokens, end, tokens) >= PAIR]
-    wanted = [Match(end, common(tokens, end, tokens)) for end in ends][:TRIED]
+    wanted = [Match(known.text, end, common(tokens, end, tokens)) for end in ends][:TRIED]
     found = known.matches()
     assert found == wanted[: len(found)]
     assert len(found) == len(wanted) or found[-1].length == LONGEST
@@ -52,20 +52,22 @@ def test_another_texts_longest_match_is_found_among_its_latest(
     text: list[int], tail: list[int], anchor: int
 ) -> None:
     ends = [end for end in range(len(text), 0, -1) if common(text, end, tail) >= anchor][:TRIED]
-    best = max((Match(end, common(text, end, tail)) for end in ends), key=lambda one: one.length, default=None)
-    assert longest(spelled(text), spelled(tail), anchor, len(text)) == best
+    held = spelled(text)
+    found = [Match(held, end, common(text, end, tail)) for end in ends]
+    best = max(found, key=lambda one: one.length, default=None)
+    assert longest(places(held, spelled(tail), anchor, len(text))) == best
 
 
 def test_a_token_of_any_id_is_one_character_and_comes_back() -> None:
     tokens = [0, 255, 0xD800, 0xDFFF, 0x10000, LARGEST]  # surrogates are characters like others
     assert len(spelled(tokens)) == len(tokens)
-    assert following(spelled(tokens) + GAP + "x", 0, 9) == tokens
+    assert following(Match(spelled(tokens) + GAP + "x", 0, 2), 9) == tokens
     assert [match.end for match in places(spelled(tokens * 2), spelled(tokens), 6, 12)] == [12, 6]
 
 
 def test_what_follows_goes_on_periodically_past_the_end() -> None:
-    assert following(spelled([9, 1, 2, 3]), 1, 7) == [1, 2, 3, 1, 2, 3, 1]
-    assert following(spelled([9]), 1, 7) == []
+    assert following(Match(spelled([9, 1, 2, 3]), 1, 2), 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert following(Match(spelled([9]), 1, 2), 7) == []
 
 
 def test_a_text_of_equal_tokens_is_compared_with_one_place() -> None:
@@ -78,7 +80,7 @@ def test_a_text_that_is_read_in_part_is_searched_in_that_part() -> None:
     known = SearchableText([1, 2, 3, 4, 9, 9, 9, 1, 2])
     known.catch_up(5)
     assert known.behind == 4
-    assert known.matches() == [Match(2, 2)]
+    assert known.matches() == [Match(known.text, 2, 2)]
 
 
 def test_the_corpus_keeps_its_ceiling_and_the_latest_answers() -> None:
@@ -93,7 +95,7 @@ def test_the_corpus_keeps_its_ceiling_and_the_latest_answers() -> None:
             assert corpus.held(name) <= 400
         found = corpus.match(name, spelled(answer[:20]))
         assert found is not None
-        assert following(found[0], found[1].end, 99) == answer[20:]
+        assert following(found, 99) == answer[20:]
     assert not corpus.held(b"0")
 
 

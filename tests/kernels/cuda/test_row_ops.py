@@ -145,7 +145,7 @@ def rounded_norms(library: ctypes.CDLL) -> None:
 
 
 def a_part_of_the_table_leaves_others_rows_alone(library: ctypes.CDLL) -> None:
-    """Of a rank that has the tokens 10 … 29: rows of the first, the last, and those on either side."""
+    """A rank with the tokens 10 … 29 writes the rows of the first and the last, and no others."""
     call = declare(library, "embedding_part", P, I64, I32, I32, P, I32, I64, P)
     tokens = np.array([10, 9, 29, 30, 17, 0], np.int32)
     own = torch.tensor([0, 2, 4])

@@ -49,9 +49,8 @@ class CudaRunner(StepRunner):
     adapters, if the program is adaptable.
     """
 
-    keeps_bits = (
-        False  # over 64 rows some products go by another instruction (docs/cuda.md), and prefixes may be shared
-    )
+    # Over 64 rows some products go by another instruction (docs/cuda.md), and prefixes may be shared.
+    keeps_bits = False
 
     def __init__(
         self,

@@ -14,10 +14,10 @@ from baton.engine.backends.cuda import trial as trials
 from baton.engine.backends.cuda.load import lacking
 from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.torch.runner import ModelConfig
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.models import program_for
+from baton.engine.program.config import ModelConfig
 from baton.engine.wide_pages import WidePages
 from baton.kernels.abi import native
 from baton.kernels.abi.build import BuildError

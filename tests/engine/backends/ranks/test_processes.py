@@ -25,7 +25,7 @@ from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
 from tests.engine.adapters.adapter_files import EVERYWHERE, write
 from tests.engine.adapters.test_equality import hold
-from tests.engine.backends.ranks.threads import SharedDriver
+from tests.engine.backends.ranks.threads import SharedDriver, ending
 from tests.kernels.thorough import later
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
@@ -44,12 +44,8 @@ def ranks_of(model: Path, bound_s: float = 60.0, share: str = "tp") -> Iterator[
     widths = dict.fromkeys(share.split("+"), 2)
     runner = load_runner(EngineConfig(str(model), threads=2, rank_bound_s=bound_s, **widths))
     assert isinstance(runner, RankRunner)
-    pids = runner.pids()
-    try:
+    with ending(runner):
         yield runner
-    finally:
-        runner.leave()
-    assert not any(Path("/proc", str(pid)).exists() for pid in pids), "a rank is left over"
 
 
 SHARES = [

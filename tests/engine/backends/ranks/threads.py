@@ -6,7 +6,9 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from queue import Queue
 
 from baton.engine.adapters.base import AdapterBase
@@ -14,7 +16,7 @@ from baton.engine.backends.ranks.load import LoadedRank, RankNotes, load_rank, n
 from baton.engine.backends.ranks.memory import HEAR, SharedMemory, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
-from baton.engine.plan import ModelSpec, Runner, ranks_of
+from baton.engine.plan import ModelSpec, Ranks, Runner, ranks_of
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import RankLost
 from tests.conformance.drive import Driver
@@ -86,6 +88,17 @@ class SharedDriver(Driver):
         super().__post_init__()
         self.memory = PageMemory.create(self.pages, self.runner.spec.layout.page_bytes)
         bind(self.runner, self.memory)
+
+
+@contextmanager
+def ending(lead: Ranks) -> Iterator[None]:
+    """Ends the other ranks' processes after the block, and checks that none is left."""
+    pids = lead.pids()
+    try:
+        yield
+    finally:
+        lead.leave()
+    assert not any(Path("/proc", str(pid)).exists() for pid in pids), "a rank is left over"
 
 
 def bind(runner: Runner, memory: PageMemory) -> None:

@@ -20,10 +20,11 @@ from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.card_ops import ATTENTION, DRAW, CardOps, OpChoice, Sizes, choices_on, ops_on
 from baton.engine.backends.torch.card_pages import CardPages
 from baton.engine.backends.torch.flash_infer import AttentionShape, FlashInferDecode, FlashInferDraw, shape_of
-from baton.engine.backends.torch.runner import ModelConfig, TorchRunner
+from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, SampleSpec, SequenceStep, StepPlan
+from baton.engine.program.config import ModelConfig
 from baton.kernels.abi.build import CACHE_ENV
 from baton.kernels.sample.reference import sample
 from baton.kv.layout.page import layout_for

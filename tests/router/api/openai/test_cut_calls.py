@@ -12,6 +12,13 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 CALL = '{"name": "weather", "arguments": {"at": "Ulm", "day": 12}}'
 
 
+def asked(fake, tokenizer, text: str, stop: str) -> dict[str, object]:
+    """Has the worker write ``text``; returns a chat with a tool and the stop string that asks for it."""
+    ids = [*tokenizer.encode(text, False), EOS]
+    fake.say = lambda request, choice: ids
+    return {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "stop": [stop]}
+
+
 @pytest.mark.parametrize(
     ("stop", "arguments", "reason"),
     [
@@ -26,9 +33,7 @@ CALL = '{"name": "weather", "arguments": {"at": "Ulm", "day": 12}}'
 async def test_a_call_that_a_stop_string_cuts_is_no_reason_to_make_it(
     router, fake, tokenizer, stop: str, arguments: str, reason: str
 ) -> None:
-    ids = [*tokenizer.encode(f"<tool_call>{CALL}</tool_call>done", False), EOS]
-    fake.say = lambda request, choice: ids
-    ask = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "stop": [stop]}
+    ask = asked(fake, tokenizer, f"<tool_call>{CALL}</tool_call>done", stop)
     answer = await router.openai.chat.completions.create(**ask)
     [choice] = answer.choices
     [call] = choice.message.tool_calls
@@ -64,9 +69,6 @@ async def test_a_call_that_a_stop_string_cuts_is_no_reason_to_make_it(
 async def test_a_call_without_arguments_is_whole_where_its_json_is(
     router, fake, tokenizer, text: str, stop: str, reason: str
 ) -> None:
-    ids = [*tokenizer.encode(text, False), EOS]
-    fake.say = lambda request, choice: ids
-    answer = await router.openai.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "x"}], tools=[TOOL], stop=[stop], max_tokens=len(ids)
-    )
+    ask = asked(fake, tokenizer, text, stop)
+    answer = await router.openai.chat.completions.create(**ask)
     assert answer.choices[0].finish_reason == reason

@@ -9,7 +9,6 @@ from functools import partial
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from baton.engine.backends.cuda.gpu import require
 from baton.engine.backends.cuda.load import kernels_or_none, lacking, tried
@@ -17,9 +16,10 @@ from baton.engine.backends.cuda.runner import BY_GRAPH
 from baton.engine.backends.ranks.cards.card import Card
 from baton.engine.backends.ranks.cards.program import CardProgram
 from baton.engine.backends.torch.card_requirements import require_cuda_ops, require_torch_cuda, takes_kernels
+from baton.engine.backends.torch.runner import DTYPES
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
-from baton.engine.config import KV_NAMES, EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
 from baton.engine.program.config import ModelConfig
@@ -31,8 +31,6 @@ from baton.kernels.cuda.library import CudaLibrary, DeviceError, on_shim
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
-
-DTYPES = {"auto": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class LoadedCard(NamedTuple):
@@ -66,7 +64,7 @@ def require_on_cards(config: EngineConfig, model: ModelConfig, program: Program)
             raise _without(config, "this GPU is another one than they are built for, as the log says")
         require_torch_cuda()
     require_cuda_ops(model, program)
-    if said := lacking(program, stored_kv(config)):
+    if said := lacking(program, config.stored_kv_dtype):
         raise ConfigError(f"{widths}: on cards {said}", "device")
     if (device := kernels_or_none()) is None:
         raise _without(config, "they can't be loaded, as the log says")
@@ -87,8 +85,10 @@ def load_card(config: EngineConfig, index: int, half_floats: int = HALF_FLOATS) 
     device = require_on_cards(config, model, planned)
     where = msgspec.structs.replace(config, device="cpu")  # weights are packed there, then copied
     share = partial(config.widths.share, index=index)
-    program, weights, fingerprint, _ = load_weights(where, directory, model, planned, DTYPES[config.dtype], share)
-    own, layout = share(program), layout_for(stored_kv(config), program.groups)
+    program, weights, fingerprint, _ = load_weights(
+        where, directory, model, planned, DTYPES[config.computed_dtype], share
+    )
+    own, layout = share(program), layout_for(config.stored_kv_dtype, program.groups)
     try:
         use_card(device, index)
         if far := unreachable(device, config.widths.count):
@@ -103,11 +103,6 @@ def load_card(config: EngineConfig, index: int, half_floats: int = HALF_FLOATS) 
         text = f"{config.widths}: card {index} doesn't hold its part of the model: {error}"
         raise ConfigError(f"{text}; use more ranks, or a smaller model", "tp") from error
     return LoadedCard(program, own, weights, fingerprint, card)
-
-
-def stored_kv(config: EngineConfig) -> str:
-    """Returns the dtype in which K and V are stored."""
-    return KV_NAMES.get(config.kv_cache_dtype, "bfloat16" if config.dtype == "auto" else config.dtype)
 
 
 def _require_right(own: RankProgram, weights: Weights, layout: KvLayout, device: CudaLibrary) -> None:

@@ -26,7 +26,7 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import ConfigError, RankLost, StartupError
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
-from tests.engine.backends.ranks.threads import SharedDriver
+from tests.engine.backends.ranks.threads import SharedDriver, ending
 from tests.kernels.compilers import needs_compiler
 from tests.kernels.thorough import first_now
 
@@ -65,12 +65,8 @@ def config(model: Path, **fields: Any) -> EngineConfig:
 def on_cards(model: Path, tp: int = 2, bound_s: float = 60.0, **fields: Any) -> Iterator[CardRanksRunner]:
     runner = load_runner(config(model, tp=tp, rank_bound_s=bound_s, **fields))
     assert isinstance(runner, CardRanksRunner)
-    pids = runner.pids()
-    try:
+    with ending(runner):
         yield runner
-    finally:
-        runner.leave()
-    assert not any(Path("/proc", str(pid)).exists() for pid in pids), "a rank is left over"
 
 
 @contextmanager
