@@ -28,7 +28,7 @@ soak: $(STAMP)
 	@$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
 
 thorough: $(STAMP)  ## every planted bug and form of the kernels, and what takes long beside the others
-	@$(BIN)/pytest -m "thorough and not soak" $(ARGS)
+	@$(BIN)/pytest -m "thorough and not soak" --timeout 900 $(ARGS)
 
 conformance: $(STAMP)  ## answers beside transformers', on each ISA of this CPU and on each dispatch of the BLAS under the references
 	@$(BIN)/python -m tests.conformance.every_isa $(ARGS)
@@ -41,7 +41,7 @@ check: $(STAMP) proto-check
 	@$(BIN)/python -m baton.kernels.cuda.table --check  # no nvcc: what is recorded is of these sources
 
 drill: $(STAMP)  ## the planted bugs, then ARGS="--minutes 60" or "--seeds 100000" of new clusters
-	@$(BIN)/pytest -m thorough tests/drill && $(BIN)/baton drill $(if $(ARGS),$(ARGS),--minutes 10)
+	@$(BIN)/pytest -m thorough --timeout 900 tests/drill && $(BIN)/baton drill $(if $(ARGS),$(ARGS),--minutes 10)
 
 new-seeds: $(STAMP)  ## 40 simulated clusters that no run had before: seeds from the commit, FIRST=N for others; half a minute of CPU
 	@commit=$$(git rev-parse --short=7 HEAD 2>/dev/null) && first=$$((0x$$commit)) || first=$$(date +%s); \

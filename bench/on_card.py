@@ -36,7 +36,8 @@ def unpacked(folder: Path, to: Path) -> Path:
     if not done.exists() or done.read_text() != stamp:
         shutil.rmtree(to, ignore_errors=True)
         with tarfile.open(packed, "r:xz") as archive:
-            archive.extractall(to, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+            archive.extractall(to)
         done.write_text(stamp)
     return to
 

@@ -21,10 +21,23 @@ WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 PLAINTEXT = "what came is not TLS: the peer speaks plaintext"
 CAUSES = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer showed no certificate",
-    "HTTP_REQUEST": PLAINTEXT,
-    "HTTPS_PROXY_REQUEST": PLAINTEXT,
-    "WRONG_VERSION_NUMBER": PLAINTEXT,
-    "UNEXPECTED_MESSAGE": PLAINTEXT,
+    # What OpenSSL says of bytes that are no TLS depends on the bytes.
+    **dict.fromkeys(
+        (
+            "HTTP_REQUEST",
+            "HTTPS_PROXY_REQUEST",
+            "WRONG_VERSION_NUMBER",
+            "UNEXPECTED_MESSAGE",
+            "LENGTH_MISMATCH",
+            "LENGTH_TOO_SHORT",
+            "PACKET_LENGTH_TOO_LONG",
+            "ENCRYPTED_LENGTH_TOO_LONG",
+            "INVALID_ALERT",
+            "UNKNOWN_ALERT_TYPE",
+            "BAD_CHANGE_CIPHER_SPEC",
+        ),
+        PLAINTEXT,
+    ),
     "UNSUPPORTED_PROTOCOL": "the peer speaks too old a TLS",
     "NO_SHARED_CIPHER": "the peer and we have no cipher in common",
     "TLSV1_ALERT_UNKNOWN_CA": "the peer does not know the CA of our certificate",

@@ -106,7 +106,8 @@ def _sources(python: Path, folder: Path) -> Path:
     _run(python, "-m", "pip", "download", "--quiet", *pick, "--dest", folder, LLAMA_CPP)
     archive = next(folder.glob("*.tar.gz"))
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+        packed.extractall(folder)
     return next(folder.glob("*/vendor/llama.cpp"))
 
 

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 import torch
 
+from baton.engine.backends import loading
 from baton.engine.backends.cuda.gpu import CAPABILITY, Gpu
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.torch import runner as runner_module
-from baton.engine.backends.torch.runner import TorchRunner
+from baton.engine.backends.torch.runner import DTYPES, TorchRunner
 from baton.engine.checkpoints.safetensors import Checkpoint
-from baton.engine.config import EngineConfig
+from baton.engine.config import KV_NAMES, EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
@@ -78,7 +78,7 @@ def load(model: Path, check: bool = False, bits: int = 0, **fields: Any) -> Nati
 
 def weights_of(model: Path, dtype: str) -> dict[str, Any]:
     program = program_for(ModelConfig.read(model))
-    return dict(Checkpoint(model).weights(program.weights, runner_module.DTYPES[dtype], "cpu"))
+    return dict(Checkpoint(model).weights(program.weights, DTYPES[dtype], "cpu"))
 
 
 def answers(engine: NativeRunner, asked: list[list[int]], sampling: Sampling, **how: Any) -> list[Any]:
@@ -177,7 +177,7 @@ def test_without_a_compiler_the_reference_runs_and_quantized_kv_is_refused_in_wo
     asked = prompts(1024, count=4)
     natively = Driver(load(model), pages=80).answer(asked, SPOKEN)
     nothing = SimpleNamespace(library=lambda: None, set_threads=lambda count: None)
-    monkeypatch.setattr(runner_module, "native", nothing)
+    monkeypatch.setattr(loading, "native", nothing)
     plain = load_runner(EngineConfig(str(model), threads=1))
     assert isinstance(plain, TorchRunner)
     assert Driver(plain, pages=80).answer(asked, SPOKEN) == natively
@@ -188,7 +188,7 @@ def test_without_a_compiler_the_reference_runs_and_quantized_kv_is_refused_in_wo
 def test_an_unknown_kv_dtype_lists_the_choices(model: Path) -> None:
     with pytest.raises(ConfigError, match="int8 or fp8"):
         load_runner(EngineConfig(str(model), kv_cache_dtype="int3"))  # type: ignore[arg-type]
-    assert set(runner_module.KV_NAMES) == {"float32", "bf16", "fp16", "int8", "fp8"}
+    assert set(KV_NAMES) == {"float32", "bf16", "fp16", "int8", "fp8"}
 
 
 @pytest.mark.parametrize(("kind", "check"), [("latent", True), later("latent", False), later("hybrid", True)])
@@ -215,8 +215,8 @@ def test_quantized_weights_and_bf16_latents_run_as_well(latent: Path) -> None:
 def test_what_latent_attention_lacks_is_refused_by_name(
     latent: Path, fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "require", lambda *_: Gpu("a card", CAPABILITY, (13, 0), 80 << 30))
-    monkeypatch.setattr(runner_module, "require_torch_cuda", lambda: None)
+    monkeypatch.setattr(loading, "require", lambda *_: Gpu("a card", CAPABILITY, (13, 0), 80 << 30))
+    monkeypatch.setattr(loading, "require_torch_cuda", lambda: None)
     with pytest.raises(ConfigError, match=named):
         load_runner(EngineConfig(str(latent), **fields))
 
