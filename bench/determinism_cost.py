@@ -58,13 +58,13 @@ class ChosenStep:
 
 def steps(size: str, given: Libraries, rounds: int) -> Iterator[Row]:
     """Measures whole decode steps with each of the libraries."""
-    native = ChosenStep(given)
-    runner, _ = random_runner(size, "int8", "bf16", native_step=native)
+    step = ChosenStep(given)
+    runner, _ = random_runner(size, "int8", "bf16", native_step=step)
     work = Workload(runner, max(BATCHES))
     for batch in BATCHES:
 
         def once(keys: int, batch: int = batch) -> float:
-            native.keys = keys
+            step.keys = keys
             return work.decode_seconds(batch)
 
         yield _row(f"decode step, {size} int8, bf16 KV of 512 tokens, batch {batch}", once, rounds)

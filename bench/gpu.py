@@ -185,9 +185,9 @@ def _step(top: shown.Ceilings, kind: str) -> Iterator[Row]:
 
 def library() -> CudaLibrary:
     """The library of this process: for the card, or the shim in a rehearsal."""
-    from bench.cuda import clock
+    from bench.cuda.extent import used
 
-    return device() if clock.DEVICE == "cuda" else CudaLibrary(build.simt())
+    return device() if used().device == "cuda" else CudaLibrary(build.simt())
 
 
 def dry() -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.kv.memory import block_sums
 from baton.kv.wire import frames
 from baton.kv.wire.frames import Block, Frame, Kind
 from baton.kv.wire.sending import hello
@@ -158,7 +159,7 @@ def _worker(port: Port, papers: Papers) -> None:
 
 def _kv(port: Port, papers: Papers) -> None:
     data = os.urandom(4096)
-    probe = Frame(Kind.PROBE, unit=len(data), blocks=(Block(0, frames.NO_HASH, frames.checksum(data)),))
+    probe = Frame(Kind.PROBE, unit=len(data), blocks=(Block(0, frames.NO_HASH, block_sums.checksum(data)),))
     with _connected(port, papers) as sock:
         sock.sendall(hello(0, os.urandom(16)))
         sock.sendall(frames.encode(probe) + data)

@@ -12,63 +12,80 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from baton.bench.engine.models import SIZES, random_runner
 from baton.bench.engine.report import SCHEMES
 from baton.bench.rows import Row, median, table, to_json
+from baton.engine.speculate.draft import Draft, SequenceView, States
 from baton.engine.speculate.drafter import Drafter
+from baton.engine.speculate.judge import Writer
 from baton.engine.speculate.names import AUTO, speculators
 from bench.speculation import Bench, Extent
 from bench.speculation_texts import copied, misleading, new, texts
 
-CALLS = ("observe", "judge", "end", "saw")
 KINDS = (copied, new, misleading)
 MOST_SHARE = 0.02  # of a step that a call may take where drafts bring nothing
 
 
-class Metered:
-    """Counts the CPU seconds of a drafter's calls by step: each ``plan`` begins one."""
+class Metered(Drafter):
+    """Is a drafter that counts the CPU seconds of its calls by step: each ``plan`` begins one."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self) -> None:
+        super().__init__(speculators(AUTO), time.thread_time, trees=True)
         self.spent: list[float] = []
-        plan = self._timed(drafter.plan)
-        for name in CALLS:
-            setattr(drafter, name, self._timed(getattr(drafter, name)))
 
-        def begun(*args: Any) -> Any:
-            self.spent.append(0.0)
-            return plan(*args)
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.thread_time()
+        yield
+        if self.spent:
+            self.spent[-1] += time.thread_time() - began
 
-        setattr(drafter, "plan", begun)  # noqa: B010
+    def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
+        """Begins a step and returns its drafts."""
+        self.spent.append(0.0)
+        with self._counted():
+            return super().plan(writers, prompt_tokens, limit_s)
 
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            began = time.thread_time()
-            found = call(*args)
-            if self.spent:
-                self.spent[-1] += time.thread_time() - began
-            return found
+    def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """Learns a step's duration."""
+        with self._counted():
+            super().observe(rows, prompt_tokens, seconds)
 
-        return timed
+    def judge(
+        self, text: SequenceView, draft: Draft, accepted: int, chosen: Sequence[int] = (), rows: Sequence[int] = ()
+    ) -> None:
+        """Learns how much of a draft was accepted."""
+        with self._counted():
+            super().judge(text, draft, accepted, chosen, rows)
+
+    def saw(self, text: SequenceView, first: int, states: States) -> None:
+        """Passes the target's hidden states to speculators."""
+        with self._counted():
+            super().saw(text, first, states)
+
+    def end(self, text: SequenceView) -> None:
+        """Learns that a sequence ended."""
+        with self._counted():
+            super().end(text)
 
 
 def rows_of(bench: Bench, batch: int) -> Iterator[Row]:
     """Yields the distribution of a step's planning by kind of text, in microseconds and in shares of a step."""
     for kind in KINDS:
-        drafter = Drafter(speculators(AUTO), time.thread_time, trees=True)
-        meter, plain = Metered(drafter), list[float]()
+        drafter, plain = Metered(), list[float]()
         for at in range(bench.extent.rounds + 1):
             prompts, scripts = texts(batch, 1000 + at, kind)
             plain += bench.run(prompts, scripts, None).steps
             if at == 1:
-                meter.spent.clear()  # what came before warmed up
+                drafter.spent.clear()  # what came before warmed up
             bench.run(prompts, scripts, drafter)
-        spent, step_s, name = sorted(meter.spent), median(plain), f"batch {batch}, {kind.__name__} text"
+        spent, step_s, name = sorted(drafter.spent), median(plain), f"batch {batch}, {kind.__name__} text"
         about = f"{name}: mean of {len(spent)} steps of {1e3 * step_s:.1f} ms"
         yield Row(about, 1e6 * sum(spent) / len(spent), "us")
         for part, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("most", 1.0)):

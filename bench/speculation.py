@@ -87,20 +87,24 @@ QUICK_BATCHES = "1,8,32"
 
 
 class Scripted:
-    """A runner whose choices are replaced by a script's tokens; the work is the model's."""
+    """Is a runner whose choices are replaced by a script's tokens; the work is the model's.
 
-    def __init__(self, runner: Runner) -> None:
-        self.spec, self.work, self._runner = runner.spec, runner.work, runner
+    A step's seconds are those of ``clock``.
+    """
+
+    def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
+        self.spec, self.work, self._runner, self._clock = runner.spec, runner.work, runner, clock
         self.bind, self.scripts = runner.bind, dict[int, list[int]]()
         self.took: list[float] = []
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the step; each choice becomes the script's token at its position."""
+        began = self._clock()
         found = self._runner.run(plan)
-        self.took.append(found.seconds)
+        self.took.append(self._clock() - began)
         tokens = iter([token for item in plan.items for token in self._tokens(item)])
         sampled = tuple([msgspec.structs.replace(one, token_id=next(tokens)) for one in found.sampled])
-        return msgspec.structs.replace(found, sampled=sampled)
+        return msgspec.structs.replace(found, sampled=sampled, seconds=self.took[-1])
 
     def _tokens(self, item: SequenceStep) -> list[int]:
         script = self.scripts[item.seq]
@@ -111,7 +115,12 @@ class Oracle(Speculator):
     """Proposes the script, each token right by ``chance``."""
 
     def __init__(self, scripts: Scripts, chance: float, seed: int = 0) -> None:
-        self._scripts, self._chance, self._rng = scripts, chance, random.Random(seed)
+        self._chance = chance
+        self.follow(scripts, seed)
+
+    def follow(self, scripts: Scripts, seed: int) -> None:
+        """Proposes other ``scripts`` from now on; ``seed`` decides which of their tokens are wrong."""
+        self._scripts, self._rng = scripts, random.Random(seed)
 
     def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns what comes next, spoiled."""
@@ -173,8 +182,7 @@ class Bench:
         self.clock = time.thread_time if cpu else time.perf_counter
         if cpu:
             native.set_threads(1)
-            runner._clock = self.clock
-        self.runner, self.pages = Scripted(runner), most * (PROMPT + 3 * TOKENS) // 16 + 64
+        self.runner, self.pages = Scripted(runner, self.clock), most * (PROMPT + 3 * TOKENS) // 16 + 64
         self._buffer = bytearray(self.pages * runner.spec.layout.page_bytes)
         self.runner.bind(memoryview(self._buffer), self.pages)
         self._pool = PagePool(self.pages)
@@ -263,7 +271,8 @@ def perfect(none: float, batch: int, fixed: dict[int, float], chance: float) -> 
 def oracle(bench: Bench, batch: int) -> Iterator[Row]:
     """Set chances of acceptance."""
     chances = bench.extent.chances
-    drafters = {chance: Drafter([Oracle({}, chance)], bench.clock) for chance in chances}
+    oracles = {chance: Oracle({}, chance) for chance in chances}
+    drafters = {chance: Drafter([known], bench.clock) for chance, known in oracles.items()}
     pairs: dict[float, list[tuple[float, float]]] = {chance: [] for chance in chances}
     shares: dict[float, list[float]] = {chance: [] for chance in chances if chance}
     late, steps = Late(), bench.extent.fixed_steps
@@ -275,7 +284,7 @@ def oracle(bench: Bench, batch: int) -> Iterator[Row]:
             for depth in (bench.extent.depths if any(chances) else ())
         }
         for chance, drafter in drafters.items():
-            drafter._speculators = drafter._proposals._speculators = [Oracle(scripts, chance, at)]
+            oracles[chance].follow(scripts, at)
             for _ in range(0 if at else bench.extent.warm_runs):
                 bench.run(prompts, scripts, drafter)
             drafted = bench.run(prompts, scripts, drafter)

@@ -21,36 +21,24 @@ from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 from baton.kernels.swiglu.reference import swiglu
 from bench.cuda import clock
 from bench.cuda.clock import Call, measure, variants
+from bench.cuda.extent import used
 from bench.cuda.ops import DeviceWeight, KvPool, Ops, greedy, item_table
 from bench.cuda.right import EXACT, FLOAT, NARROW, ROUNDED, error_of, judged
 from bench.cuda.rows import Ceilings, Row, Sample, absent, rated, versus
 from bench.cuda.wanted import attention_error, choice_error, exact, product_error
 
-HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4096, 14336, 128_256, 32, 8, 128, 32
 KV = ("bfloat16", "int8", "fp8_e4m3")
 PAGE = 16
-# Rows of norm and gate; batch and context of decodes; batch, prefix and own keys of a cascade; rows of matrices;
-# tokens of pages that are packed; bytes and side of what shows the ceilings; the decode that flex attention is
-# beside.
-SIZES: dict[str, Any] = {
-    "rows": (32, 8192),
-    "decodes": ((1, 512), (64, 512), (1, 8192), (16, 2048), (64, 2048), (64, 8192)),
-    "cascade": (256, 32_768, 64),
-    "m": (1, 8, 16, 32, 64),
-    "tokens": 2048,
-    "ceilings": (2 << 30, 8192),
-    "flex": (64, 2048),
-}
 Part = Callable[[Ops, Ceilings], Iterator[Row]]
 
 
 def ceilings() -> tuple[Ceilings, list[Row]]:
     """Measures how fast this card reads, copies and multiplies; returns these ceilings and their rows."""
-    size, side = SIZES["ceilings"]
-    source, to = (torch.zeros(size // 4, dtype=torch.float32, device=clock.DEVICE) for _ in range(2))
+    size, side = used().ops.ceilings
+    source, to = (torch.zeros(size // 4, dtype=torch.float32, device=used().device) for _ in range(2))
     read = [measure([lambda: source.sum()]), measure([lambda: source.view(torch.int32).amax()])]
     copy = measure([lambda: to.copy_(source)])
-    a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=clock.DEVICE) for _ in range(2))
+    a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=used().device) for _ in range(2))
     gemm = measure([lambda: a @ b])
     best = min(read, key=lambda sample: sample.median)
     found = Ceilings(size / best.median, 2 * size / copy.median, 2 * side**3 / gemm.median)
@@ -86,51 +74,53 @@ def peer(
 
 def rows_ops(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """Norm, SwiGLU, rope and append."""
-    for count in SIZES["rows"]:
-        nbytes = 16 * count * HIDDEN
+    hidden, inner_size = used().shape.hidden, used().shape.inner
+    for count in used().ops.rows:
+        nbytes = 16 * count * hidden
         sets = [
             (
-                *(torch.randn(count, HIDDEN, device=clock.DEVICE) for _ in range(2)),
-                torch.ones(HIDDEN, device=clock.DEVICE),
+                *(torch.randn(count, hidden, device=used().device) for _ in range(2)),
+                torch.ones(hidden, device=used().device),
             )
             for _ in range(variants(nbytes))
         ]
-        out = torch.empty(count, HIDDEN, device=clock.DEVICE)
+        out = torch.empty(count, hidden, device=used().device)
         name = f"residual + RMSNorm T={count}"
 
         def torchs(x: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
-            return F.rms_norm(x.add_(delta), (HIDDEN,), weight, 1e-5)
+            return F.rms_norm(x.add_(delta), (hidden,), weight, 1e-5)
 
         wanted, copied = torchs(sets[0][0].clone(), *sets[0][1:]), sets[0][0].clone()
         call = ops.rms_norm(copied, sets[0][1], sets[0][2], out)
         error = error_of(call, out, lambda wanted=wanted: wanted)  # type: ignore[misc]
         mine = measure([ops.rms_norm(x, delta, weight, out) for x, delta, weight in sets])
         yield judged(rated("rows", name, mine, nbytes, "copy", top), error, FLOAT)
-        compiled = torch.compile(torchs)
+        compiled = used().compile(torchs)
         yield peer(name, mine, "torch", partial(each, torchs, sets), "rows")
         yield peer(name, mine, "Triton", partial(each, compiled, sets), "rows")
-    count = SIZES["rows"][-1]
-    gates = [torch.randn(count, 2 * INNER, device=clock.DEVICE) for _ in range(2)]
-    inner = torch.empty(count, INNER, device=clock.DEVICE)
+    count = used().ops.rows[-1]
+    gates = [torch.randn(count, 2 * inner_size, device=used().device) for _ in range(2)]
+    inner = torch.empty(count, inner_size, device=used().device)
     error = error_of(ops.swiglu(gates[0], inner), inner, lambda: swiglu(gates[0]))
     mine = measure([ops.swiglu(g, inner) for g in gates])
-    yield judged(rated("rows", f"SwiGLU T={count}", mine, 12 * count * INNER, "copy", top), error, FLOAT)
+    yield judged(rated("rows", f"SwiGLU T={count}", mine, 12 * count * inner_size, "copy", top), error, FLOAT)
 
 
 def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """Decode over paged KV, one layer."""
     for dtype in KV:
-        for batch, length in SIZES["decodes"]:
+        for batch, length in used().ops.decodes:
             yield from _decode(ops, top, dtype, batch, length)
 
 
 def _decode(ops: Ops, top: Ceilings, dtype: str, batch: int, length: int) -> Iterator[Row]:
+    heads, kv_heads, dim = used().shape.heads, used().shape.kv_heads, used().shape.head_dim
     blocks = length // PAGE
-    one = KvPool(1, dtype, KV_HEADS, HEAD_DIM).page_bytes * blocks * batch
+    one = KvPool(1, dtype, kv_heads, dim).page_bytes * blocks * batch
     sets = variants(one)
-    pool = KvPool(blocks * batch * sets, dtype, KV_HEADS, HEAD_DIM)
-    order = torch.randperm(blocks * batch * sets, device=clock.DEVICE).int().view(sets, batch, blocks)
-    q = torch.randn(batch, HEADS, HEAD_DIM, device=clock.DEVICE)
+    pool = KvPool(blocks * batch * sets, dtype, kv_heads, dim)
+    order = torch.randperm(blocks * batch * sets, device=used().device).int().view(sets, batch, blocks)
+    q = torch.randn(batch, heads, dim, device=used().device)
     out = torch.empty_like(q)
     calls = [ops.attention(pool, q, item_table(order[at], [length - 1] * batch), out) for at in range(sets)]
     error = attention_error(calls[0], pool, order[0], [length - 1] * batch, q, out)
@@ -143,10 +133,9 @@ def _decode(ops: Ops, top: Ceilings, dtype: str, batch: int, length: int) -> Ite
 
     def inputs() -> tuple[Tensor, Tensor, Tensor]:
         keys, values = (
-            torch.randn(batch, KV_HEADS, length, HEAD_DIM, dtype=torch.bfloat16, device=clock.DEVICE)
-            for _ in range(2)
+            torch.randn(batch, kv_heads, length, dim, dtype=torch.bfloat16, device=used().device) for _ in range(2)
         )
-        return q.bfloat16().view(batch, HEADS, 1, HEAD_DIM), keys, values
+        return q.bfloat16().view(batch, heads, 1, dim), keys, values
 
     def sdpa() -> list[Call]:
         return each(partial(F.scaled_dot_product_attention, enable_gqa=True), [inputs() for _ in range(sets)])
@@ -154,26 +143,27 @@ def _decode(ops: Ops, top: Ceilings, dtype: str, batch: int, length: int) -> Ite
     def flex() -> list[Call]:
         from torch.nn.attention.flex_attention import flex_attention
 
-        compiled = partial(torch.compile(flex_attention), enable_gqa=True)
+        compiled = partial(used().compile(flex_attention), enable_gqa=True)
         return each(compiled, [inputs() for _ in range(sets)])
 
     yield peer(name, mine, "torch SDPA, contiguous KV", sdpa, "attention")
-    if (batch, length) == SIZES["flex"]:
+    if (batch, length) == used().ops.flex:
         yield peer(name, mine, "torch flex_attention, contiguous KV", flex, "attention")
 
 
 def cascade(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """A prefix that all share, read once, beside each reading it for itself."""
-    batch, prefix, own = SIZES["cascade"]
+    heads, dim = used().shape.heads, used().shape.head_dim
+    batch, prefix, own = used().ops.cascade
     shared, each = prefix // PAGE, own // PAGE
-    pool = KvPool(shared + batch * each, "bfloat16", KV_HEADS, HEAD_DIM)
-    tables = torch.empty(batch, shared + each, dtype=torch.int32, device=clock.DEVICE)
-    tables[:, :shared] = torch.arange(shared, device=clock.DEVICE)
-    tables[:, shared:] = shared + torch.arange(batch * each, device=clock.DEVICE).view(batch, each)
-    q = torch.randn(batch, HEADS, HEAD_DIM, device=clock.DEVICE)
+    pool = KvPool(shared + batch * each, "bfloat16", used().shape.kv_heads, dim)
+    tables = torch.empty(batch, shared + each, dtype=torch.int32, device=used().device)
+    tables[:, :shared] = torch.arange(shared, device=used().device)
+    tables[:, shared:] = shared + torch.arange(batch * each, device=used().device).view(batch, each)
+    q = torch.randn(batch, heads, dim, device=used().device)
     out = torch.empty_like(q)
     items = item_table(tables, [prefix + own - 1] * batch)
-    groups = torch.tensor([0, batch, prefix], dtype=torch.int32, device=clock.DEVICE)
+    groups = torch.tensor([0, batch, prefix], dtype=torch.int32, device=used().device)
     flat = measure([ops.attention(pool, q, items, out)], samples=6)
     call = ops.cascade(pool, q, items, groups, out)
     error = attention_error(call, pool, tables, [prefix + own - 1] * batch, q, out)
@@ -181,13 +171,14 @@ def cascade(ops: Ops, top: Ceilings) -> Iterator[Row]:
     name = f"cascade attention P={prefix} B={batch}"
     yield judged(versus("cascade", name, mine, "flat paged attention", flat, 15.0), error, ROUNDED)
     pairs = batch * (prefix + own)
-    products = rated("cascade", f"{name}, its products", mine, 4.0 * HEADS * HEAD_DIM * pairs, "flops", top)
+    products = rated("cascade", f"{name}, its products", mine, 4.0 * heads * dim * pairs, "flops", top)
     yield judged(products, error, ROUNDED)
 
 
 def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """Weight-only products at decode's sizes, beside cuBLAS in bf16."""
-    for what, (n, k) in {"gate-up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER), "o": (HIDDEN, HIDDEN)}.items():
+    hidden, inner = used().shape.hidden, used().shape.inner
+    for what, (n, k) in {"gate-up": (2 * inner, hidden), "down": (hidden, inner), "o": (hidden, hidden)}.items():
         plain = torch.randn(n, k) * k**-0.5
         kinds: dict[str, Callable[[], PackedWeight]] = {
             "bf16": partial(pack_bf16, plain),
@@ -195,18 +186,18 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
             "int4 g128": partial(quantize, plain, 4, min(128, k)),
         }
         sets = variants(n * k / 2)
-        dense = [plain.bfloat16().to(clock.DEVICE) for _ in range(variants(n * k * 2))]
+        dense = [plain.bfloat16().to(used().device) for _ in range(variants(n * k * 2))]
         blas = {}
-        for m in SIZES["m"]:
-            x = torch.randn(m, k, device=clock.DEVICE, dtype=torch.bfloat16)
+        for m in used().ops.m:
+            x = torch.randn(m, k, device=used().device, dtype=torch.bfloat16)
             blas[m] = measure([partial(torch.matmul, x, w.T) for w in dense])
         for kind, pack in kinds.items():
             packed = pack()
             weights = [
                 DeviceWeight(packed) for _ in range(variants(packed.nbytes) if kind != "int4 g128" else sets)
             ]
-            for m in SIZES["m"]:
-                x, out = torch.randn(m, k, device=clock.DEVICE), torch.empty(m, n, device=clock.DEVICE)
+            for m in used().ops.m:
+                x, out = torch.randn(m, k, device=used().device), torch.empty(m, n, device=used().device)
                 error = product_error(ops.dense(weights[0], x, out), packed, x, out)
                 mine = measure([ops.dense(weight, x, out) for weight in weights])
                 goal = 0.8 if kind != "bf16" and n * k > 50e6 and m <= 16 else None
@@ -217,7 +208,7 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
                 yield judged(row, error, NARROW)
             del weights
     small = pack_f32(torch.randn(1024, 1024))
-    x, out = torch.randn(32, 1024, device=clock.DEVICE), torch.empty(32, 1024, device=clock.DEVICE)
+    x, out = torch.randn(32, 1024, device=used().device), torch.empty(32, 1024, device=used().device)
     call = ops.dense(DeviceWeight(small), x, out)
     error = error_of(call, out, lambda: x.cpu() @ unpack_f32(small).T)
     row = rated("linear", "float32 1024 M=32", measure([call] * 2), small.nbytes, "read", top)
@@ -226,12 +217,13 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
 
 def head(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """The projection to the vocabulary and the choice, logits never in memory."""
-    plain = torch.randn(VOCAB, HIDDEN) * HIDDEN**-0.5
-    dense = plain.bfloat16().to(clock.DEVICE)
+    vocab, hidden = used().shape.vocab, used().shape.hidden
+    plain = torch.randn(vocab, hidden) * hidden**-0.5
+    dense = plain.bfloat16().to(used().device)
     for kind, packed in {"bf16": pack_bf16(plain), "int8": quantize(plain, 8, 0)}.items():
         weight = DeviceWeight(packed)
         for rows, temperature in ((1, 0.0), (32, 0.0), (32, 0.8)):
-            x = torch.randn(rows, HIDDEN, device=clock.DEVICE)
+            x = torch.randn(rows, hidden, device=used().device)
             choices = greedy(rows, temperature)
             error = choice_error(ops.head(weight, x, choices), packed, x, choices, temperature)
             mine = measure([ops.head(weight, x, choices)])
@@ -253,12 +245,15 @@ def _torch_draw(x: Tensor, weight: Tensor) -> Tensor:
 
 def kv(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """Pages of 2k tokens packed for the wire and scattered, hashed on the way, all layers in one launch."""
-    size, count = 2 * LAYERS * PAGE * KV_HEADS * HEAD_DIM * 2, SIZES["tokens"] // PAGE
-    pool, wire = (torch.randint(0, 64, (2 * count, size), dtype=torch.uint8, device=clock.DEVICE) for _ in range(2))
-    sums = torch.empty(count, dtype=torch.int64, device=clock.DEVICE)
+    shape = used().shape
+    size, count = 2 * shape.layers * PAGE * shape.kv_heads * shape.head_dim * 2, used().ops.tokens // PAGE
+    pool, wire = (
+        torch.randint(0, 64, (2 * count, size), dtype=torch.uint8, device=used().device) for _ in range(2)
+    )
+    sums = torch.empty(count, dtype=torch.int64, device=used().device)
 
     def addresses(memory: Tensor, order: Tensor) -> Tensor:
-        return memory.data_ptr() + order.to(clock.DEVICE, torch.int64) * size
+        return memory.data_ptr() + order.to(used().device, torch.int64) * size
 
     scattered, straight = torch.randperm(2 * count)[:count], torch.arange(count)
     for name, to, source, (into, filled), (read, taken) in (

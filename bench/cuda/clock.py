@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from bench.cuda.extent import used
 from bench.cuda.rows import Sample
 
-DEVICE = "cuda"  # tests without a GPU call everything once on "cpu", over the SIMT shim
-PAST_L2 = 256 << 20
 SAMPLES, SAMPLE_S = 24, 0.002
 MOST_CALLS = 4096
 
@@ -23,23 +22,23 @@ Call = Callable[[], object]
 
 def variants(nbytes: float) -> int:
     """Returns how many inputs of ``nbytes`` bytes together exceed the L2 cache, 2 to 64."""
-    return max(2, min(64, -(-PAST_L2 // max(1, int(nbytes)))))
+    return max(2, min(64, -(-used().past_l2 // max(1, int(nbytes)))))
 
 
 def stream() -> int:
     """The stream that work belongs on now: the capturing one while a graph is made."""
-    return torch.cuda.current_stream().cuda_stream if DEVICE == "cuda" else 0
+    return torch.cuda.current_stream().cuda_stream if used().device == "cuda" else 0
 
 
 def wait() -> None:
     """Until the GPU is done."""
-    if DEVICE == "cuda":
+    if used().device == "cuda":
         torch.cuda.synchronize()
 
 
 def measure(calls: Sequence[Call], samples: int = SAMPLES) -> Sample:
     """Seconds of one call, by a graph of them."""
-    if DEVICE != "cuda":
+    if used().device != "cuda":
         return _once(calls[:1])
     once = _seconds(calls, 1, 1)[0]
     repeats = max(1, min(MOST_CALLS // len(calls), int(SAMPLE_S / max(once * len(calls), 1e-7))))
@@ -48,7 +47,7 @@ def measure(calls: Sequence[Call], samples: int = SAMPLES) -> Sample:
 
 def launched(call: Call, samples: int = SAMPLES, repeats: int = 5) -> Sample:
     """Seconds of a call that launches by itself and waits for the GPU: host time counts."""
-    if DEVICE != "cuda":
+    if used().device != "cuda":
         return _once([call])
     call()
     wait()

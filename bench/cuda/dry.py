@@ -6,61 +6,53 @@ What it finds are wrong shapes, buffers and arguments, so that a lent GPU's minu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest import mock
-
-import torch
+from contextlib import contextmanager
 
 from baton.kernels.cuda import build
 from baton.kernels.cuda.library import CudaLibrary
-from bench.cuda import cases, clock, prompts, shapes, small, step
+from bench.cuda import cases, prompts, shapes, small, step
+from bench.cuda.extent import Extent, FormSizes, OpSizes, PromptSizes, Shape, SmallSizes, StepSizes, using
 from bench.cuda.ops import Ops
 from bench.cuda.rows import Ceilings, Row
 
 TOP = Ceilings(3e12, 2.8e12, 8e14)  # anything: nothing is measured
-MODEL = {"HIDDEN": 64, "INNER": 96, "VOCAB": 130, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 16, "LAYERS": 1}
-OPS = {
-    "rows": (3,),
-    "decodes": ((2, 48),),
-    "cascade": (3, 32, 16),
-    "m": (1, 3),
-    "tokens": 64,
-    "ceilings": (1 << 16, 32),
-    "flex": (2, 48),
-}
-SMALL = {
-    "rows": (3,),
-    "experts": {"tiny": (4, 2, 64, 48)},
-    "expert_rows": (1, 3),
-    "drafts": (2, 2, 48),
-}
-PROMPTS = {"m": (70, 520), "lengths": (48,)}
-SHAPES = {
-    "m": (1, 9, 70),
-    "products": {"square": (80, 64), "N 520": (520, 64)},
-    "groups": (2,),
-    "decodes": ((1, 1), (3, 40)),
-    "chunks": ((17, 0), (9, 30)),
-}
-STEP = {"hidden": 128, "inner": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "vocab": 130, "layers": 1}
+TINY = Extent(
+    device="cpu",
+    past_l2=1,
+    compile=lambda function: function,
+    shape=Shape(hidden=64, inner=96, vocab=130, heads=4, kv_heads=2, head_dim=16, layers=1),
+    ops=OpSizes(
+        rows=(3,),
+        decodes=((2, 48),),
+        cascade=(3, 32, 16),
+        m=(1, 3),
+        tokens=64,
+        ceilings=(1 << 16, 32),
+        flex=(2, 48),
+    ),
+    small=SmallSizes(rows=(3,), experts={"tiny": (4, 2, 64, 48)}, expert_rows=(1, 3), drafts=(2, 2, 48)),
+    prompts=PromptSizes(m=(70, 520), lengths=(48,)),
+    forms=FormSizes(
+        m=(1, 9, 70),
+        products={"square": (80, 64), "N 520": (520, 64)},
+        groups=(2,),
+        decodes=((1, 1), (3, 40)),
+        chunks=((17, 0), (9, 30)),
+    ),
+    step=StepSizes(
+        shape=Shape(hidden=128, inner=128, vocab=130, heads=4, kv_heads=2, head_dim=32, layers=1),
+        length=20,
+        chunk=16,
+        samples=2,
+        batches=(1, 2),
+    ),
+)
 
 
 @contextmanager
 def tiny() -> Iterator[CudaLibrary]:
-    """All parts at tiny sizes, on the CPU, over the shim; torch.compile left out. Raises BuildError."""
-    changes: list[tuple[Any, dict[str, Any]]] = [
-        (clock, {"DEVICE": "cpu", "PAST_L2": 1}),
-        (cases, {**MODEL, "SIZES": OPS}),
-        (small, {"SIZES": SMALL}),
-        (prompts, {"SIZES": PROMPTS}),
-        (shapes, {"SIZES": SHAPES}),
-        (step, {"SHAPE": STEP, "LENGTH": 20, "CHUNK": 16, "SAMPLES": 2, "BATCHES": (1, 2)}),
-        (torch, {"compile": lambda function, **_: function}),
-    ]
-    with ExitStack() as stack:
-        for module, values in changes:
-            stack.enter_context(mock.patch.multiple(module, **values))
+    """Makes all parts measure at tiny sizes on the CPU, over the shim, without compiling. Raises BuildError."""
+    with using(TINY):
         yield CudaLibrary(build.simt())
 
 

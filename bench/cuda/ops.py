@@ -20,8 +20,8 @@ from baton.kernels.moe.native import Experts
 from baton.kernels.paged_attention.native import page_bytes
 from baton.kernels.speculative_accept.cpu import DRAFT
 from baton.kernels.step.structs import CHOICE, ITEM, KV_TYPES, PagedKv
-from bench.cuda import clock
 from bench.cuda.clock import Call, stream
+from bench.cuda.extent import used
 
 GROUP = np.dtype([("first", "<i4"), ("count", "<i4"), ("keys", "<i4")])  # cascade.h: PrefixGroup
 
@@ -132,7 +132,7 @@ class DeviceWeight:
 
     def __init__(self, weight: PackedWeight) -> None:
         tensors = (weight.data, weight.scales, weight.mins, weight.row_scale)
-        self._kept = [None if tensor is None else tensor.to(clock.DEVICE) for tensor in tensors]
+        self._kept = [None if tensor is None else tensor.to(used().device) for tensor in tensors]
         places = (None if tensor is None else tensor.data_ptr() for tensor in self._kept)
         self._struct = PackedMatrixStruct(weight.kind, weight.group, weight.n, weight.k, *places)
         self.address, self.nbytes = ctypes.addressof(self._struct), weight.nbytes
@@ -144,7 +144,7 @@ class KvPool:
     def __init__(self, pages: int, dtype: str, kv_heads: int, head_dim: int) -> None:
         size = page_bytes(dtype, kv_heads, head_dim)
         # Bytes below 0x40 are small finite numbers in every format: bf16, int8, e4m3 and the float32 of scales.
-        self.memory = torch.randint(0, 0x40, (pages, size), dtype=torch.uint8, device=clock.DEVICE)
+        self.memory = torch.randint(0, 0x40, (pages, size), dtype=torch.uint8, device=used().device)
         self.dtype, self.kv_heads, self.head_dim, self.page_bytes = dtype, kv_heads, head_dim, size
         self._struct = PagedKv(self.memory.data_ptr(), size, 0, KV_TYPES[dtype], kv_heads, head_dim)
         self.address = ctypes.addressof(self._struct)
@@ -156,7 +156,7 @@ def item_table(tables: Tensor, starts: Sequence[int], queries: int = 1) -> Tenso
     found["first"], found["queries"] = np.arange(len(starts)) * queries, queries
     found["start"] = starts
     found["pages"] = tables.data_ptr() + np.arange(len(starts)) * tables.stride(0) * 4
-    return torch.from_numpy(found.view(np.uint8)).to(clock.DEVICE)
+    return torch.from_numpy(found.view(np.uint8)).to(used().device)
 
 
 def greedy(rows: int, temperature: float = 0.0) -> Tensor:
@@ -164,7 +164,7 @@ def greedy(rows: int, temperature: float = 0.0) -> Tensor:
     found = np.zeros(rows, CHOICE)
     found["repetition"] = found["top_p"] = 1.0
     found["temperature"], found["uniform"] = temperature, np.linspace(0.1, 0.9, rows)
-    return torch.from_numpy(found.view(np.uint8)).to(clock.DEVICE)
+    return torch.from_numpy(found.view(np.uint8)).to(used().device)
 
 
 def draft_table(rows: dict[str, Tensor], temperature: float = 1.0) -> Tensor:
@@ -180,4 +180,4 @@ def draft_table(rows: dict[str, Tensor], temperature: float = 1.0) -> Tensor:
         if name in rows:
             found[f"{name}_stride"] = rows[name].stride(1)
     found["chosen_stride"], found["count"], found["temperature"] = 4, count, temperature
-    return torch.from_numpy(found.view(np.uint8)).to(clock.DEVICE)
+    return torch.from_numpy(found.view(np.uint8)).to(used().device)

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
-from bench.cuda import cases, clock
+from bench.cuda import cases
 from bench.cuda.cases import Part, peer
 from bench.cuda.clock import Call, measure, variants
+from bench.cuda.extent import used
 from bench.cuda.ops import DeviceWeight, KvPool, Ops, item_table
 from bench.cuda.right import NARROW, ROUNDED, judged
 from bench.cuda.rows import Ceilings, Row, rated
 from bench.cuda.wanted import attention_error, product_error
 
-SIZES: dict[str, Any] = {"m": (128, 512, 2048, 8192), "lengths": (2048, 8192)}
 MFU = 0.6  # of bf16, as the issue asks of a prompt
 
 
@@ -30,7 +29,7 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """Measures products of more than 64 rows: by wgmma where it fills the device (linear/prefill.cuh), else by
     mma.sync.
     """
-    hidden, inner = cases.HIDDEN, cases.INNER
+    hidden, inner = used().shape.hidden, used().shape.inner
     for what, (n, k) in {"gate-up": (2 * inner, hidden), "down": (hidden, inner), "o": (hidden, hidden)}.items():
         plain = torch.randn(n, k) * k**-0.5
         kinds: dict[str, tuple[Callable[[], PackedWeight], Callable[[Tensor], Call]]] = {
@@ -45,9 +44,9 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
         for kind, (pack, blas) in kinds.items():
             packed = pack()
             weight = DeviceWeight(packed)
-            for m in SIZES["m"]:
-                xs = [torch.randn(m, k, device=clock.DEVICE) for _ in range(variants(4 * m * k))]
-                out = torch.empty(m, n, device=clock.DEVICE)
+            for m in used().prompts.m:
+                xs = [torch.randn(m, k, device=used().device) for _ in range(variants(4 * m * k))]
+                out = torch.empty(m, n, device=used().device)
                 error = product_error(ops.linear(weight, xs[0], out), packed, xs[0], out)
                 mine = measure([ops.linear(weight, x, out) for x in xs])
                 goal = MFU if kind == "bf16" and m >= 2048 else None
@@ -64,10 +63,10 @@ def _alone(make: Callable[[Tensor], Call], x: Tensor) -> list[Call]:
 
 def _gated(ops: Ops, packed: PackedWeight, xs: list[Tensor], plain: Tensor, name: str) -> Iterator[Row]:
     rows, weight = [x.bfloat16() for x in xs], DeviceWeight(packed)
-    out = torch.empty(len(rows[0]), len(plain) // 2, dtype=torch.bfloat16, device=clock.DEVICE)
+    out = torch.empty(len(rows[0]), len(plain) // 2, dtype=torch.bfloat16, device=used().device)
     error = product_error(ops.linear(weight, rows[0], out, gated=True), packed, rows[0], out, gated=True)
     mine = measure([ops.linear(weight, x, out, gated=True) for x in rows])
-    dense, compiled = plain.bfloat16().to(clock.DEVICE), torch.compile(_torch_gate)
+    dense, compiled = plain.bfloat16().to(used().device), used().compile(_torch_gate)
     row = peer(name, mine, "cuBLAS and Triton", lambda: [partial(compiled, x, dense) for x in rows], "prompts")
     yield judged(row, error, NARROW)
 
@@ -78,30 +77,30 @@ def _torch_gate(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _blas_bf16(weight: Tensor, x: Tensor) -> Call:
-    dense, rows = weight.bfloat16().to(clock.DEVICE), x.bfloat16()
+    dense, rows = weight.bfloat16().to(used().device), x.bfloat16()
     return lambda: rows @ dense.T
 
 
 def _blas_int8(weight: Tensor, x: Tensor) -> Call:
-    dense, rows = ((t * 40).clamp(-127, 127).to(clock.DEVICE, torch.int8) for t in (weight, x))
+    dense, rows = ((t * 40).clamp(-127, 127).to(used().device, torch.int8) for t in (weight, x))
     return lambda: torch._int_mm(rows, dense.T)
 
 
 def _blas_fp8(weight: Tensor, x: Tensor) -> Call:
-    dense, rows = (t.to(clock.DEVICE).to(torch.float8_e4m3fn) for t in (weight, x))
-    one = torch.ones((), device=clock.DEVICE)
+    dense, rows = (t.to(used().device).to(torch.float8_e4m3fn) for t in (weight, x))
+    one = torch.ones((), device=used().device)
     return lambda: torch._scaled_mm(rows, dense.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """A whole prompt over its pages, causal, beside SDPA over contiguous rows."""
-    heads, kv_heads, dim = cases.HEADS, cases.KV_HEADS, cases.HEAD_DIM
+    heads, kv_heads, dim = used().shape.heads, used().shape.kv_heads, used().shape.head_dim
     for dtype in cases.KV:
-        for length in SIZES["lengths"]:
+        for length in used().prompts.lengths:
             blocks = length // cases.PAGE
             pool = KvPool(blocks, dtype, kv_heads, dim)
-            tables = torch.randperm(blocks, device=clock.DEVICE).int().view(1, blocks)
-            q = torch.randn(length, heads, dim, device=clock.DEVICE)
+            tables = torch.randperm(blocks, device=used().device).int().view(1, blocks)
+            q = torch.randn(length, heads, dim, device=used().device)
             out = torch.empty_like(q)
             call = ops.attention(pool, q, item_table(tables, [0], length), out)
             error = attention_error(call, pool, tables, [0], q, out)
@@ -117,7 +116,7 @@ def _sdpa(q: Tensor, kv_heads: int) -> list[Call]:
     length, _, dim = q.shape
     rows = q.bfloat16().transpose(0, 1)[None].contiguous()
     keys, values = (
-        torch.randn(1, kv_heads, length, dim, dtype=torch.bfloat16, device=clock.DEVICE) for _ in range(2)
+        torch.randn(1, kv_heads, length, dim, dtype=torch.bfloat16, device=used().device) for _ in range(2)
     )
     return [partial(F.scaled_dot_product_attention, rows, keys, values, is_causal=True, enable_gqa=True)]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from baton.kernels.cuda import build, table
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
 from bench.cuda import cases, clock
 from bench.cuda.clock import Call
+from bench.cuda.extent import used
 from bench.cuda.ops import DeviceWeight, KvPool, Ops, item_table
 from bench.cuda.paper import MANY
 from bench.cuda.right import NARROW, ROUNDED, poison
@@ -28,18 +28,6 @@ from bench.cuda.rows import Row
 from bench.cuda.wanted import attention_error, product_rows, rows_error
 
 REPEATS_ENV = "BATON_GPU_REPEATS"
-# Rows of products; outputs and inputs of an 8B's four; query heads per KV head; decodes' batch and context; a
-# chunk's rows and the tokens before it.
-SIZES: dict[str, Any] = {
-    "m": (1, 8, 33, 64, 65, 128, 256, 512, 2048),
-    "products": {
-        "qkv": (6144, 4096), "o": (4096, 4096), "gate-up": (28672, 4096), "down": (4096, 14336),
-        "N 8192": (8192, 4096),
-    },
-    "groups": (1, 4, 8),
-    "decodes": ((1, 1), (3, 1000), (64, 2048), (5, 32_768), (1, 65_537), (300, 257)),
-    "chunks": ((128, 0), (512, 777), (2048, 0), (2048, 6144)),
-}  # fmt: skip
 FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
     "bf16": pack_bf16,
     "int8": partial(quantize, bits=8, group=0),
@@ -50,17 +38,17 @@ FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
 
 def repeats() -> int:
     """Returns how often a result is computed again, which finds races that one run misses."""
-    return int(os.environ.get(REPEATS_ENV, "100" if clock.DEVICE == "cuda" else "2"))
+    return int(os.environ.get(REPEATS_ENV, "100" if used().device == "cuda" else "2"))
 
 
 def products(ops: Ops, form: str, name: str) -> Iterator[Row]:
     """One matrix in one form, over all numbers of rows and by every kernel."""
-    n, k = SIZES["products"][name]
+    n, k = used().forms.products[name]
     packed = FORMS[form](torch.randn(n, k) * k**-0.5)
     weight = DeviceWeight(packed)
-    for m in SIZES["m"]:
-        x = torch.randn(m, k, device=clock.DEVICE)
-        out = torch.empty(m, n, device=clock.DEVICE)
+    for m in used().forms.m:
+        x = torch.randn(m, k, device=used().device)
+        out = torch.empty(m, n, device=used().device)
         call, wanted = ops.linear(weight, x, out), product_rows(packed, x)
         yield _product(ops, f"{name} {form} M={m}", call, wanted, out)
         own = out.clone()
@@ -96,22 +84,22 @@ def ways(form: str, n: int, m: int) -> dict[str, int]:
 
 def decodes(ops: Ops, dtype: str, group: int) -> Iterator[Row]:
     """Sequences of a token each behind contexts, also beyond what slots hold at once."""
-    for batch, length in SIZES["decodes"]:
+    for batch, length in used().forms.decodes:
         yield _attention(ops, dtype, group, batch, 1, length)
 
 
 def chunks(ops: Ops, dtype: str, group: int) -> Iterator[Row]:
     """Prompts' chunks, alone and behind others."""
-    for count, before in SIZES["chunks"]:
+    for count, before in used().forms.chunks:
         yield _attention(ops, dtype, group, 1, count, before)
 
 
 def _attention(ops: Ops, dtype: str, group: int, batch: int, queries: int, before: int) -> Row:
-    kv_heads, dim = cases.KV_HEADS, cases.HEAD_DIM
+    kv_heads, dim = used().shape.kv_heads, used().shape.head_dim
     blocks = -(-(before + queries) // cases.PAGE)
     pool = KvPool(blocks * batch, dtype, kv_heads, dim)
-    tables = torch.randperm(blocks * batch, device=clock.DEVICE).int().view(batch, blocks)
-    q = torch.randn(batch * queries, kv_heads * group, dim, device=clock.DEVICE)
+    tables = torch.randperm(blocks * batch, device=used().device).int().view(batch, blocks)
+    q = torch.randn(batch * queries, kv_heads * group, dim, device=used().device)
     out, starts = torch.empty_like(q), [before] * batch
     call = ops.attention(pool, q, item_table(tables, starts, queries), out)
     error = attention_error(call, pool, tables, starts, q, out)
@@ -154,17 +142,19 @@ def told(name: str, op: str, error: float, most: float, other: int, kernels: Seq
 
 def names() -> list[str]:
     """Returns the names of ``parts``."""
-    attention = [f"{kind} {dtype} GQA {group}" for dtype in cases.KV for group in SIZES["groups"] for kind in KINDS]
-    return [f"{name} {form}" for form in FORMS for name in SIZES["products"]] + attention
+    attention = [
+        f"{kind} {dtype} GQA {group}" for dtype in cases.KV for group in used().forms.groups for kind in KINDS
+    ]
+    return [f"{name} {form}" for form in FORMS for name in used().forms.products] + attention
 
 
 def parts(ops: Ops) -> Sequence[tuple[str, Callable[[], Iterator[Row]]]]:
     """Returns what runs in a process each, by name."""
     found: list[tuple[str, Callable[[], Iterator[Row]]]] = [
-        (f"{name} {form}", partial(products, ops, form, name)) for form in FORMS for name in SIZES["products"]
+        (f"{name} {form}", partial(products, ops, form, name)) for form in FORMS for name in used().forms.products
     ]
     for dtype in cases.KV:
-        for group in SIZES["groups"]:
+        for group in used().forms.groups:
             found += [
                 (f"{kind} {dtype} GQA {group}", partial(make, ops, dtype, group)) for kind, make in KINDS.items()
             ]

@@ -19,29 +19,22 @@ from baton.kernels.rms_norm.reference import rms_norm
 from bench.cuda import cases, clock
 from bench.cuda.cases import Part, each, peer
 from bench.cuda.clock import Call, measure, variants
+from bench.cuda.extent import used
 from bench.cuda.ops import KvPool, Ops, draft_table, item_table
 from bench.cuda.right import EXACT, NARROW, ROUNDED, error_of, judged, off
 from bench.cuda.rows import Ceilings, Row, rated, versus
 from bench.cuda.wanted import accept_error, attention_error
 
-# Rows of small ops; experts by name: how many, of them chosen, hidden, inner; rows of experts; sequences, drafts
-# and context.
-SIZES: dict[str, Any] = {
-    "rows": (64, 2048),
-    "experts": {"Mixtral 8x7B": (8, 2, 4096, 14336), "Qwen3 30B-A3B": (128, 8, 2048, 768)},
-    "expert_rows": (1, 32, 512),
-    "drafts": (64, 4, 2048),
-}
 VERIFY_TARGET = 1 / 1.1  # a verify of K=4 takes at most 1.1 decode steps
 
 
 def small(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """Embedding, rope with append, and the norm that rounds for the product behind it."""
-    hidden = cases.HIDDEN
-    table = torch.randn(cases.VOCAB, hidden, device=clock.DEVICE).bfloat16()
-    for count in SIZES["rows"]:
-        drawn = [torch.randint(0, cases.VOCAB, (count,), device=clock.DEVICE) for _ in range(4)]
-        out = torch.empty(count, hidden, device=clock.DEVICE)
+    hidden = used().shape.hidden
+    table = torch.randn(used().shape.vocab, hidden, device=used().device).bfloat16()
+    for count in used().small.rows:
+        drawn = [torch.randint(0, used().shape.vocab, (count,), device=used().device) for _ in range(4)]
+        out = torch.empty(count, hidden, device=used().device)
         error = error_of(ops.embedding(drawn[0].int(), table, out), out, lambda: _embedded(drawn[0], table))  # noqa: B023
         mine = measure([ops.embedding(tokens.int(), table, out) for tokens in drawn])
         name = f"embedding T={count}"
@@ -50,11 +43,11 @@ def small(ops: Ops, top: Ceilings) -> Iterator[Row]:
         yield from _rope(ops, top, count)
         for rounding, (kind, size) in {1: (torch.int8, 1), 3: (torch.bfloat16, 2)}.items():
             sets = [
-                tuple(torch.randn(count, hidden, device=clock.DEVICE) for _ in range(2))
+                tuple(torch.randn(count, hidden, device=used().device) for _ in range(2))
                 for _ in range(variants(16 * count * hidden))
             ]
-            weight, scales = torch.ones(hidden, device=clock.DEVICE), torch.empty(count, device=clock.DEVICE)
-            rounded = torch.empty(count, hidden, dtype=kind, device=clock.DEVICE)
+            weight, scales = torch.ones(hidden, device=used().device), torch.empty(count, device=used().device)
+            rounded = torch.empty(count, hidden, dtype=kind, device=used().device)
             wanted, copied = rms_norm(sets[0][0], sets[0][1], weight, 1e-5)[1], sets[0][0].clone()
             call = ops.rounded_norm(copied, sets[0][1], weight, rounding, rounded, scales)
             by = (lambda: rounded.float() * scales[:, None]) if kind == torch.int8 else rounded.float  # noqa: B023
@@ -65,14 +58,14 @@ def small(ops: Ops, top: Ceilings) -> Iterator[Row]:
 
 
 def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
-    heads, kv_heads, dim = cases.HEADS, cases.KV_HEADS, cases.HEAD_DIM
+    heads, kv_heads, dim = used().shape.heads, used().shape.kv_heads, used().shape.head_dim
     blocks = -(-count // cases.PAGE)
-    angles = torch.randn(count, dim, device=clock.DEVICE)
+    angles = torch.randn(count, dim, device=used().device)
     for dtype in cases.KV:
         pool = KvPool(blocks, dtype, kv_heads, dim)
-        tables = torch.randperm(blocks, device=clock.DEVICE).int().view(1, blocks)
+        tables = torch.randperm(blocks, device=used().device).int().view(1, blocks)
         qkv = [
-            torch.randn(count, heads + 2 * kv_heads, dim, device=clock.DEVICE)
+            torch.randn(count, heads + 2 * kv_heads, dim, device=used().device)
             for _ in range(variants(4 * count * heads * dim))
         ]
         items = item_table(tables, [0], count)
@@ -83,9 +76,9 @@ def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
         yield judged(rated("small", name, mine, count * (read + written), "copy", top), error, ROUNDED)
         if dtype != "bfloat16":
             continue
-        store = torch.empty(2, blocks * cases.PAGE, kv_heads, dim, dtype=torch.bfloat16, device=clock.DEVICE)
-        slots = torch.randperm(blocks * cases.PAGE, device=clock.DEVICE)[:count]
-        compiled = torch.compile(_torch_rope)
+        store = torch.empty(2, blocks * cases.PAGE, kv_heads, dim, dtype=torch.bfloat16, device=used().device)
+        slots = torch.randperm(blocks * cases.PAGE, device=used().device)[:count]
+        compiled = used().compile(_torch_rope)
         call = partial(_calls, compiled, qkv, angles, store, slots, heads)
         yield peer(name, mine, "Triton", call, "small")
 
@@ -131,15 +124,15 @@ def _torch_rope(qkv: Tensor, angles: Tensor, store: Tensor, slots: Tensor, heads
 
 def experts(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """A layer of experts: the weights of those that any row chose, read once, are the floor."""
-    for name, (count, chosen, hidden, inner) in SIZES["experts"].items():
+    for name, (count, chosen, hidden, inner) in used().small.experts.items():
         up, down = (
-            torch.randint(0, 64, shape, dtype=torch.uint8, device=clock.DEVICE).view(torch.bfloat16)
+            torch.randint(0, 64, shape, dtype=torch.uint8, device=used().device).view(torch.bfloat16)
             for shape in ((count, 2 * inner, 2 * hidden), (count, hidden, 2 * inner))
         )
         layer = Experts(up, down, chosen)
-        for rows in SIZES["expert_rows"]:
-            x, out = (torch.randn(rows, hidden, device=clock.DEVICE) for _ in range(2))
-            logits = [torch.randn(rows, count, device=clock.DEVICE) for _ in range(8)]
+        for rows in used().small.expert_rows:
+            x, out = (torch.randn(rows, hidden, device=used().device) for _ in range(2))
+            logits = [torch.randn(rows, count, device=used().device) for _ in range(8)]
             mixed = _torch_experts(layer, x.bfloat16(), logits[0]).float()
             error = error_of(ops.moe(layer, x, logits[0], out), out, lambda: mixed)  # noqa: B023
             mine = measure([ops.moe(layer, x, each, out) for each in logits])
@@ -177,11 +170,11 @@ def _torch_experts(layer: Experts, x: Tensor, logits: Tensor) -> Tensor:
 
 def drafts(ops: Ops, top: Ceilings) -> Iterator[Row]:
     """Speculative acceptance, and verifying K drafts beside decoding one token."""
-    batch, count, length = SIZES["drafts"]
-    vocab = cases.VOCAB
-    tokens = torch.randint(0, vocab, (batch, count), dtype=torch.int32, device=clock.DEVICE)
-    emitted = torch.zeros(batch, count + 1, dtype=torch.int32, device=clock.DEVICE)
-    chosen = torch.randint(0, vocab, (batch, count + 1), dtype=torch.int32, device=clock.DEVICE)
+    batch, count, length = used().small.drafts
+    vocab = used().shape.vocab
+    tokens = torch.randint(0, vocab, (batch, count), dtype=torch.int32, device=used().device)
+    emitted = torch.zeros(batch, count + 1, dtype=torch.int32, device=used().device)
+    chosen = torch.randint(0, vocab, (batch, count + 1), dtype=torch.int32, device=used().device)
     by_choice = {"tokens": tokens, "emitted": emitted, "chosen": chosen}
     table = draft_table(by_choice)
     error = accept_error(ops.accept(table, vocab, by_choice), table, by_choice)
@@ -189,29 +182,29 @@ def drafts(ops: Ops, top: Ceilings) -> Iterator[Row]:
     name = f"accept B={batch} K={count}"
     row = rated("drafts", f"{name}, by the target's choices", took, 12.0 * batch * (count + 1), "copy", top)
     yield judged(row, error, EXACT)
-    uniform = torch.rand(2, batch, count + 1, dtype=torch.float64, device=clock.DEVICE)
+    uniform = torch.rand(2, batch, count + 1, dtype=torch.float64, device=used().device)
     rejection = {
         "tokens": tokens,
         "emitted": emitted,
         "accept": uniform[0],
         "draw": uniform[1],
-        "target": torch.randn(batch, count + 1, vocab, device=clock.DEVICE),
-        "proposed": torch.randn(batch, count, vocab, device=clock.DEVICE).softmax(-1),
+        "target": torch.randn(batch, count + 1, vocab, device=used().device),
+        "proposed": torch.randn(batch, count, vocab, device=used().device).softmax(-1),
     }
     table = draft_table(rejection)
     error = accept_error(ops.accept(table, vocab, rejection), table, rejection)
     took = measure([ops.accept(table, vocab, rejection)])
     read = 4.0 * batch * vocab * (2 * count + 1)
     yield judged(rated("drafts", f"{name}, by rejection", took, read, "read", top), error, EXACT)
-    compiled = torch.compile(_torch_accept)
+    compiled = used().compile(_torch_accept)
     call = partial(compiled, rejection["target"], rejection["proposed"], tokens.long(), uniform[0].float())
     yield peer(f"{name}, by rejection", took, "Triton", lambda: [call], "drafts")
     blocks = length // cases.PAGE
-    pool = KvPool(blocks * batch, "bfloat16", cases.KV_HEADS, cases.HEAD_DIM)
-    order = torch.randperm(blocks * batch, device=clock.DEVICE).int().view(batch, blocks)
+    pool = KvPool(blocks * batch, "bfloat16", used().shape.kv_heads, used().shape.head_dim)
+    order = torch.randperm(blocks * batch, device=used().device).int().view(batch, blocks)
     times = {}
     for queries in (1, count + 1):
-        q = torch.randn(batch * queries, cases.HEADS, cases.HEAD_DIM, device=clock.DEVICE)
+        q = torch.randn(batch * queries, used().shape.heads, used().shape.head_dim, device=used().device)
         items, out = item_table(order, [length - queries] * batch, queries), torch.empty_like(q)
         attend = ops.attention(pool, q, items, out)
         error = attention_error(attend, pool, order, [length - queries] * batch, q, out)

@@ -23,21 +23,11 @@ from baton.kernels.linear.packed import PackedWeight
 from baton.kv.layout.page import layout_for
 from baton.protos.nouns import LayerGroup, Sampling
 from bench.cuda.clock import Call, launched
+from bench.cuda.extent import used
 from bench.cuda.right import EXACT, judged
 from bench.cuda.rows import Ceilings, Row, Sample, absent, rated, versus
 
-LENGTH, CHUNK, SAMPLES = 2048, 2048, 12
-BATCHES: tuple[int, ...] = (1, 8, 32)
 MEGA_ROWS = 8  # mega.h
-SHAPE = {
-    "hidden": 4096,
-    "inner": 14336,
-    "heads": 32,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "vocab": 128_256,
-    "layers": 32,
-}
 KINDS = {"bf16": (0, 16), "int8": (1, 8), "int4 g128": (2, 4)}  # LinearKind, bits
 GREEDY = Sampling(temperature=0.0)
 
@@ -51,23 +41,24 @@ def steps(device: CudaLibrary, top: Ceilings, kinds: tuple[str, ...] = tuple(KIN
             yield absent("step", f"8B {kind}", f"{type(error).__name__}: {error}")
             continue
         try:
-            yield from _of(runner, nbytes, top, BATCHES, kind)
+            yield from _of(runner, nbytes, top, used().step.batches, kind)
         finally:
             runner.close()
 
 
 def _of(runner: CudaRunner, nbytes: int, top: Ceilings, batches: tuple[int, ...], kind: str) -> Iterator[Row]:
-    pages = -(-(LENGTH + 1) // 16) * max(batches)
+    sizes = used().step
+    pages = -(-(sizes.length + 1) // 16) * max(batches)
     memory = np.resize(
         np.random.default_rng(1).integers(0, 0x40, 1 << 24, np.uint8), pages * runner.spec.layout.page_bytes
     )
     runner.bind(memory.data, pages)  # small numbers in whatever format
     token = runner.spec.layout.page_bytes / 16
     for batch in batches:
-        plan, name = decodes(batch, pages), f"8B {kind} decode B={batch} L={LENGTH}"
-        work = nbytes + batch * LENGTH * token
+        plan, name = decodes(batch, pages), f"8B {kind} decode B={batch} L={sizes.length}"
+        work = nbytes + batch * sizes.length * token
         runner.how = PLAIN
-        launches = launched(partial(runner.run, plan), samples=SAMPLES)
+        launches = launched(partial(runner.run, plan), samples=sizes.samples)
         yield rated("step", f"{name}, launches", launches, work, "read", top)
         plain = answers(runner, plan)
         runner.how = BY_GRAPH
@@ -75,32 +66,38 @@ def _of(runner: CudaRunner, nbytes: int, top: Ceilings, batches: tuple[int, ...]
             runner._call("device_programmatic", programmatic)
             runner.bind(memory.data, pages)  # what was captured is forgotten
             error = unlike(plain, answers(runner, plan))
-            found = launched(partial(runner.run, plan), samples=SAMPLES)
+            found = launched(partial(runner.run, plan), samples=sizes.samples)
             yield judged(rated("step", f"{name}, {how}", found, work, "read", top, goal), error, EXACT)
-            alone_ = launched(alone(runner, plan), samples=SAMPLES)
+            alone_ = launched(alone(runner, plan), samples=sizes.samples)
             yield rated("step", f"{name}, {how}, the replay alone", alone_, work, "read", top, goal)
         yield versus("step", f"{name}, graph and PDL beside launches", found, "launches", launches)
         if batch <= MEGA_ROWS:
             yield from _at_once(runner, plan, name, work, top, found, plain)
     runner.how = PLAIN
-    prompt = StepPlan((SequenceStep(0, [7] * CHUNK, 0, list(range(CHUNK // 16))),))
+    prompt = StepPlan((SequenceStep(0, [7] * sizes.chunk, 0, list(range(sizes.chunk // 16))),))
     took = launched(partial(runner.run, prompt), samples=4, repeats=2)
-    flops = 2.0 * body() * CHUNK + 2.0 * SHAPE["layers"] * CHUNK**2 * SHAPE["heads"] * SHAPE["head_dim"]
-    yield rated("step", f"8B {kind} prompt of {CHUNK}", took, flops, "flops", top, 0.6 if kind == "bf16" else None)
+    flops = (
+        2.0 * body() * sizes.chunk
+        + 2.0 * sizes.shape.layers * sizes.chunk**2 * sizes.shape.heads * sizes.shape.head_dim
+    )
+    yield rated(
+        "step", f"8B {kind} prompt of {sizes.chunk}", took, flops, "flops", top, 0.6 if kind == "bf16" else None
+    )
 
 
 def _at_once(
     runner: CudaRunner, plan: StepPlan, name: str, work: float, top: Ceilings, graph: Sample, plain: list[int]
 ) -> Iterator[Row]:
     """The megakernel, beside the graph."""
+    samples = used().step.samples
     if said := runner.misfit():
         yield absent("step", f"{name}, megakernel", said)
         return
     runner.how = AT_ONCE  # what was captured is forgotten
     error = unlike(plain, answers(runner, plan))
-    found = launched(partial(runner.run, plan), samples=SAMPLES)
+    found = launched(partial(runner.run, plan), samples=samples)
     yield judged(rated("step", f"{name}, megakernel", found, work, "read", top, 0.85), error, EXACT)
-    replay = launched(alone(runner, plan), samples=SAMPLES)
+    replay = launched(alone(runner, plan), samples=samples)
     yield rated("step", f"{name}, megakernel, the replay alone", replay, work, "read", top, 0.85)
     yield versus("step", f"{name}, megakernel beside graph and PDL", found, "graph and PDL", graph)
 
@@ -137,12 +134,13 @@ def alone(runner: CudaRunner, plan: StepPlan) -> Call:
 
 
 def decodes(batch: int, pages: int) -> StepPlan:
-    """A token of each, behind LENGTH others; their pages one behind the other."""
+    """Returns a step that adds a token to each of ``batch`` sequences, whose pages follow one another."""
+    length = used().step.length
     each = pages // batch
-    spec = SampleSpec(GREEDY, 0, LENGTH + 1, (), LENGTH)
+    spec = SampleSpec(GREEDY, 0, length + 1, (), length)
     return StepPlan(
         tuple(
-            SequenceStep(seq, [seq + 1], LENGTH - 1, range(seq * each, seq * each + each), spec)
+            SequenceStep(seq, [seq + 1], length - 1, range(seq * each, seq * each + each), spec)
             for seq in range(batch)
         )
     )
@@ -180,15 +178,16 @@ def random_matrix(kind: str, n: int, k: int) -> PackedWeight:
 
 def llama() -> Program:
     """Returns the program of an 8B Llama."""
-    s, eps, layers = SHAPE, 1e-5, SHAPE["layers"]
-    q, kv = s["heads"] * s["head_dim"], s["kv_heads"] * s["head_dim"]
+    s, eps = used().step.shape, 1e-5
+    layers = s.layers
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     sizes: dict[str, tuple[int, ...]] = {
-        "qkv": (q + 2 * kv, s["hidden"]),
-        "o": (s["hidden"], q),
-        "gate_up": (2 * s["inner"], s["hidden"]),
+        "qkv": (q + 2 * kv, s.hidden),
+        "o": (s.hidden, q),
+        "gate_up": (2 * s.inner, s.hidden),
     }
-    sizes |= {"down": (s["hidden"], s["inner"]), "n1": (s["hidden"],), "n2": (s["hidden"],)}
-    weights = {"embed": (s["vocab"], s["hidden"]), "norm": (s["hidden"],), "head": (s["vocab"], s["hidden"])}
+    sizes |= {"down": (s.hidden, s.inner), "n1": (s.hidden,), "n2": (s.hidden,)}
+    weights = {"embed": (s.vocab, s.hidden), "norm": (s.hidden,), "head": (s.vocab, s.hidden)}
     ops: list[p.Op] = [p.Embedding("embed", "x")]
     for i in range(layers):
         weights |= {f"{i}.{name}": shape for name, shape in sizes.items()}
@@ -207,7 +206,7 @@ def llama() -> Program:
     return Program(
         tuple(ops),
         tuple(Weight(name, (name,), (shape,)) for name, shape in weights.items()),
-        (LayerGroup("full", ("k", "v"), layers, s["kv_heads"], s["head_dim"]),),
+        (LayerGroup("full", ("k", "v"), layers, s.kv_heads, s.head_dim),),
         Rope("default", 500_000.0, {}),
-        *(s["heads"], s["kv_heads"], s["head_dim"], s["vocab"], 8192),
+        *(s.heads, s.kv_heads, s.head_dim, s.vocab, 8192),
     )

@@ -64,7 +64,8 @@ def compressor_awq(model, samples, out):
     """AWQ, as its successor of AutoAWQ does it."""
     from llmcompressor.modifiers.awq import AWQModifier
 
-    setattr(torch.Tensor, "pin_memory", lambda self: self)  # noqa: B010  what the library caches it pins, as for a GPU
+    # The library pins what it caches, as for a GPU, which torch refuses where there is none.
+    setattr(torch.Tensor, "pin_memory", lambda self: self)  # noqa: B010
     return _oneshot(model, samples, out, [AWQModifier(scheme="W4A16_ASYM", **LINEAR)])
 
 

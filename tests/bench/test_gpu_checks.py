@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from baton.kernels.cuda import build, on_gpu
 from baton.kernels.linear.packed import pack_bf16
 from baton.kernels.linear.reference import linear
 from baton.kernels.step.structs import CHOICE
-from bench.cuda import checks, clock, rows, shapes
+from bench.cuda import checks, rows, shapes
+from bench.cuda.dry import TINY
+from bench.cuda.extent import ON_CARD, using
 from bench.cuda.isolated import Case, Outcome, run
 from bench.cuda.paper import MANY, WIDE
 from bench.cuda.results import is_wrong
@@ -26,9 +29,10 @@ from tests.kernels.compilers import needs_compiler
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu() -> Iterator[None]:
     """Calls are done when they return."""
-    monkeypatch.setattr(clock, "DEVICE", "cpu")
+    with using(TINY):
+        yield
 
 
 def test_a_wrong_result_has_no_figure() -> None:
@@ -122,7 +126,7 @@ def test_a_test_runs_for_the_number_it_is_played_for_and_tells_what_it_launched(
 
 
 @pytest.mark.parametrize(
-    ("n", "m"), [(*shape[:1], m) for shape in shapes.SIZES["products"].values() for m in (65, 2048)]
+    ("n", "m"), [(*shape[:1], m) for shape in ON_CARD.forms.products.values() for m in (65, 2048)]
 )
 def test_each_kernel_of_many_rows_has_a_number_of_multiprocessors(n: int, m: int) -> None:
     """The conditions are those of ``fits_prefill`` and ``run`` (linear/cuda.cu)."""

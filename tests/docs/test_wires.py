@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -51,24 +53,66 @@ def test_no_method_is_called_by_a_name_that_is_put_together() -> None:
     assert found == []
 
 
-def test_no_module_of_the_product_is_patched() -> None:
-    """Benches use seams that the product declares (``kv/memory/block_sums.py``), and set no module's attributes."""
-    found = []
-    for path, tree in trees("baton").items():
-        modules = {
-            name.asname or name.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("baton")
-            for name in node.names
-            if (ROOT / node.module.replace(".", "/") / f"{name.name}.py").exists()
-        }
-        found += [
-            f"{path}:{node.lineno} {ast.unparse(node)}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if isinstance(node.value, ast.Name) and node.value.id in modules
-        ]
+def is_module(module: str, name: str) -> bool:
+    """Returns whether ``name`` in ``module`` is a file of ours."""
+    return (ROOT / module.replace(".", "/") / f"{name}.py").exists()
+
+
+def is_mock(node: ast.AST) -> bool:
+    return (isinstance(node, ast.ImportFrom) and node.module in ("unittest", "unittest.mock")) or (
+        isinstance(node, ast.Import) and any(name.name.startswith("unittest") for name in node.names)
+    )
+
+
+def is_assigned_by_name(node: ast.AST) -> bool:
+    """Returns whether the node sets an attribute by a literal name, which an assignment would do in sight."""
+    return (
+        isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "setattr"
+        and isinstance(node.args[1], ast.Constant)
+    )
+
+
+def is_private_of_another(node: ast.Attribute) -> bool:
+    return node.attr.startswith("_") and not node.attr.startswith("__") and ast.unparse(node.value) != "self"
+
+
+def patches(tree: ast.Module, bench: bool) -> Iterator[ast.AST]:
+    """Yields what changes a module of ours; in benches also what sets private attributes of a part."""
+    modules = {name for module, name, _ in imports(tree) if is_module(module, name)}
+    stored = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
+    yield from (node for node in stored if isinstance(node.value, ast.Name) and node.value.id in modules)
+    yield from (node for node in ast.walk(tree) if is_mock(node))
+    if bench and any(module.split(".")[0] == "baton" for module, _, _ in imports(tree)):
+        yield from (node for node in stored if is_private_of_another(node))
+        yield from (node for node in ast.walk(tree) if is_assigned_by_name(node))
+
+
+def test_no_part_of_the_product_is_patched() -> None:
+    """Benches use seams that the product declares (``kv/memory/block_sums.py``) or wrap a part."""
+    found = [
+        f"{path}:{getattr(node, 'lineno', 0)} {ast.unparse(node)}"
+        for path, tree in trees("baton", "bench").items()
+        for node in patches(tree, path.startswith(("bench/", "baton/bench/")))
+    ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loop.STEP_S = 1",
+        "runner._clock = clock",
+        "drafter._plans = drafter._drafts = []",
+        "from unittest import mock",
+        'setattr(drafter, "plan", timed)',
+    ],
+)
+def test_a_patch_is_found(line: str) -> None:
+    tree = ast.parse(f"from baton.engine.steps import loop\n{line}")
+    assert list(patches(tree, bench=True))
 
 
 def test_benches_import_no_tests() -> None:

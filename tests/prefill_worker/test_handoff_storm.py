@@ -16,11 +16,11 @@ from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout import prefix
 from baton.kv.layout.page import layout_for
+from baton.kv.memory import block_sums
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.kv.transport import shm, tcp
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
-from baton.kv.wire import frames
 from baton.kv.wire.base import ReplyStream, Sink, Transport
 from baton.kv.wire.frames import Frame
 from baton.prefill_worker.io.handoff import Handoff
@@ -84,7 +84,7 @@ class Damaging:
         if self.rng.random() < 0.05 and self.places:
             place = self.rng.choice(self.places)
             place[self.rng.randrange(len(place))] ^= 1 << self.rng.randrange(8)
-        self.sink.landed(frame, [frames.checksum(place) for place in self.places or ()])
+        self.sink.landed(frame, [block_sums.checksum(place) for place in self.places or ()])
 
 
 class Storm:

@@ -15,9 +15,9 @@ from contextlib import aclosing, suppress
 from functools import partial
 
 import msgspec
-import xxhash
 
 from baton.kv.exchange.source import FetchedPage
+from baton.kv.memory.block_sums import checksum
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, CorruptFrame, ForeignBlock
@@ -197,5 +197,5 @@ def _require_whole(block: FetchedPage, expected: bytes, page_bytes: int) -> None
         raise ForeignBlock("the source gave a block of other tokens", "hash")
     if len(block.data) != page_bytes:
         raise CorruptFrame(f"a page has {page_bytes} bytes, the block {len(block.data)}", "data")
-    if xxhash.xxh3_64_intdigest(block.data) != block.checksum:
+    if checksum(block.data) != block.checksum:
         raise CorruptFrame("the block's checksum is wrong: it was damaged on the way", "checksum")

@@ -12,9 +12,9 @@ import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
-import xxhash
 
 from baton.kv.layout.page import require_same
+from baton.kv.memory.block_sums import checksum
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, ModelNotFound
@@ -73,7 +73,7 @@ class BlockSource:
                 data = bytes(self._memory.page(page))
                 self.served_blocks += 1
                 patience = loop.call_at(min(until, loop.time() + STALL_S), self._unpin, key)
-                yield FetchedPage(block, xxhash.xxh3_64_intdigest(data), data)
+                yield FetchedPage(block, checksum(data), data)
                 patience.cancel()
                 if key not in self._pins:
                     return

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 
 SCALE_BYTES = 4  # bytes of a scale, a float32
 INT8_MAX, FP8_MAX = 127.0, 448.0  # the largest value that each code holds
@@ -24,8 +24,8 @@ class Codec(NamedTuple):
     """Codes scaled float rows as one byte per value (``encode``) and back (``decode``)."""
 
     peak: float  # the largest magnitude that a code can represent
-    encode: Callable[[Floats], Bytes]
-    decode: Callable[[Bytes], Floats]
+    encode: Callable[[Floats], ByteArray]
+    decode: Callable[[ByteArray], Floats]
 
 
 def to_float32(data: memoryview, dtype: str) -> Floats:
@@ -49,29 +49,29 @@ def from_float32(values: Floats, dtype: str) -> NDArray[np.uint16 | np.float16 |
     return np.ascontiguousarray(values, np.dtype(dtype))
 
 
-def compress(rows: Floats, codec: Codec) -> tuple[Floats, Bytes]:
+def compress(rows: Floats, codec: Codec) -> tuple[Floats, ByteArray]:
     """Quantizes ``rows`` (n, head_dim); returns n float32 scales and the codes, (n, head_dim) uint8."""
     scales = np.max(np.abs(rows), axis=1) / np.float32(codec.peak)
     scales[scales == 0] = 1.0
     return scales.astype(np.float32), codec.encode(rows / scales[:, None])
 
 
-def expand(scales: Floats, coded: Bytes, codec: Codec) -> Floats:
+def expand(scales: Floats, coded: ByteArray, codec: Codec) -> Floats:
     """Returns float32 rows (n, head_dim), approximately those that were given to ``compress``, from ``scales`` (n)
     and ``coded`` (n, head_dim).
     """
     return codec.decode(coded) * scales[:, None]
 
 
-def _int8(values: Floats) -> Bytes:
+def _int8(values: Floats) -> ByteArray:
     return np.rint(np.clip(values, -INT8_MAX, INT8_MAX)).astype(np.int8).view(np.uint8)
 
 
-def _from_int8(coded: Bytes) -> Floats:
+def _from_int8(coded: ByteArray) -> Floats:
     return coded.view(np.int8).astype(np.float32)
 
 
-def _fp8(values: Floats) -> Bytes:
+def _fp8(values: Floats) -> ByteArray:
     """Scaling by 2^-120 moves E4M3's exponent (bias 7) onto float32's (bias 127), subnormals included."""
     size = np.minimum(np.abs(values), np.float32(FP8_MAX)) * np.float32(2.0**-120)
     bits = size.view(np.uint32)
@@ -90,7 +90,7 @@ def _e4m3(code: int) -> float:
 _FP8_VALUES = np.array([_e4m3(code) for code in range(256)], np.float32)
 
 
-def _from_fp8(coded: Bytes) -> Floats:
+def _from_fp8(coded: ByteArray) -> Floats:
     return _FP8_VALUES[coded]
 
 

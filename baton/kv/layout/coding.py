@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.kv.layout.codecs import CODECS, SCALE_BYTES, Bytes, Floats, compress, expand
+from baton.kv.layout.codecs import CODECS, SCALE_BYTES, ByteArray, Floats, compress, expand
 from baton.protos.nouns import BLOCK_TOKENS, LayerGroup
 
 INT4 = "int4"
@@ -94,7 +94,7 @@ def _encoded_plane(values: Floats, axis: int) -> bytes:
 def _decoded_plane(wire: memoryview, plane: str, group: LayerGroup) -> Floats:
     shape, size = _groups(plane, group), int(np.prod(_groups(plane, group))) * ITEM.itemsize
     least, steps = (np.frombuffer(part, ITEM).reshape(shape) for part in (wire[:size], wire[size : 2 * size]))
-    codes: Bytes = np.frombuffer(wire[2 * size :], np.uint8)
+    codes: ByteArray = np.frombuffer(wire[2 * size :], np.uint8)
     whole = np.stack((codes & 15, codes >> 4), 1).reshape(BLOCK_TOKENS, group.kv_heads, group.head_dim)
     found: Floats = least.astype(np.float32) + whole * steps.astype(np.float32)
     return found

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from baton.kernels.abi import native
 from baton.kv.memory import block_sums
 from baton.kv.memory.block_sums import Bytes
-from baton.kv.memory.block_sums import checksum as checksum
 
 _BYTE = ctypes.c_char
 _get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release

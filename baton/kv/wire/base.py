@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton.kv.memory import copying
+from baton.kv.memory.block_sums import Bytes
 from baton.kv.wire import frames
-from baton.kv.wire.frames import Bytes, Frame
+from baton.kv.wire.frames import Frame
 from baton.protos.errors import BatonError, CorruptFrame, WorkerLost
 
 

@@ -37,8 +37,8 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import msgspec
-import xxhash
 
+from baton.kv.memory.block_sums import Bytes, checksum
 from baton.protos.errors import CorruptFrame
 
 MAGIC = b"BKV1"
@@ -62,8 +62,6 @@ _HEADER = struct.Struct("<4sBBHHHI16sIIQQ")
 _CHECKSUM = struct.Struct("<Q")
 _ENTRY = struct.Struct("<I32sQ")
 _BARE_ENTRY = struct.Struct("<I32s")  # with TRAILING
-
-Bytes = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
@@ -143,11 +141,6 @@ class Frame(msgspec.Struct, frozen=True):
         """Returns the frame with ``checksums`` for its blocks, in order."""
         table = [Block(block.index, block.hash, said) for block, said in zip(self.blocks, checksums, strict=True)]
         return msgspec.structs.replace(self, blocks=tuple(table))
-
-
-def checksum(data: Bytes) -> int:
-    """Returns the xxh3-64 of ``data``."""
-    return int(xxhash.xxh3_64_intdigest(data))
 
 
 def encode(frame: Frame) -> bytes:

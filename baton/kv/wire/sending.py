@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton.kv.memory import copying
+from baton.kv.memory.block_sums import Bytes
 from baton.kv.wire import frames
 from baton.kv.wire.base import sealed
-from baton.kv.wire.frames import HEADER_BYTES, Bytes, Frame, Kind
+from baton.kv.wire.frames import HEADER_BYTES, Frame, Kind
 from baton.kv.wire.poller import Poller
 from baton.protos.errors import CorruptFrame, WorkerLost
 

@@ -14,6 +14,7 @@ from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout import prefix
 from baton.kv.layout.page import layout_for
+from baton.kv.memory import block_sums
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.kv.wire import control, frames
@@ -63,7 +64,7 @@ class Lease:
         table, payload = [], []
         for index, said in wanted:
             said = {"hash": self.hashes[index], "payload": self.payload(index)} | said if len(wanted) > 1 else said
-            table.append(Block(index, said["hash"], frames.checksum(said["payload"])))
+            table.append(Block(index, said["hash"], block_sums.checksum(said["payload"])))
             payload.append(said["payload"])
         fields = {"kind": Kind.BLOCK, "lease": self.id, "epoch": self.epoch, "flags": 1, "unit": len(payload[0])}
         changes = {name: value for name, value in changes.items() if name not in ("hash", "payload")}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton.kv.layout.extents import gather
+from baton.kv.memory import block_sums
 from baton.kv.wire import frames
 from baton.kv.wire.base import QueuedReplyStream, deliver
 from baton.kv.wire.frames import Block, Frame, Kind
@@ -39,7 +40,7 @@ class Host:
 
     def block(self, index: int, damaged: bool = False) -> None:
         payload = bytes(gather(memoryview(self.lease.payload(index)), self.part))
-        entry = Block(index, self.lease.hashes[index], frames.checksum(payload) ^ damaged)
+        entry = Block(index, self.lease.hashes[index], block_sums.checksum(payload) ^ damaged)
         fields = {"blocks": (entry,), "unit": len(payload), "flags": 1, **self.shard}
         frame = Frame(Kind.BLOCK, self.lease.id, self.lease.epoch, **fields)
         self.send(frames.message(frame, [payload]))

@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.kv.memory import block_sums
 from baton.kv.wire import frames
 from baton.kv.wire.base import QueuedReplyStream, deliver
 from baton.kv.wire.frames import Block, Frame, Kind
@@ -70,7 +71,7 @@ async def test_one_frame_may_carry_several_blocks(rig: Rig) -> None:
 
 async def test_a_preflights_bytes_are_checked_and_dropped(rig: Rig) -> None:
     page = b"x" * 100
-    probe = Frame(Kind.PROBE, unit=100, blocks=(Block(0, bytes(32), frames.checksum(page)),) * 3)
+    probe = Frame(Kind.PROBE, unit=100, blocks=(Block(0, bytes(32), block_sums.checksum(page)),) * 3)
     (reply,) = await rig.exchange(frames.message(probe, [page] * 3))
     assert (reply.kind, reply.subject) == (Kind.ACK, Kind.PROBE)
     assert isinstance(await rig.refusal(frames.message(probe, [page, page, b"y" * 100])), CorruptFrame)

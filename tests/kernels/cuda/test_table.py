@@ -10,6 +10,7 @@ import pytest
 
 from baton.kernels.cuda import build, ledger, table
 from bench.cuda import paper, shapes
+from bench.cuda.extent import ON_CARD
 
 
 @pytest.fixture
@@ -112,12 +113,12 @@ def test_records_of_some_ops_are_renewed_alone(tmp_path: Path, monkeypatch: pyte
 
 def test_the_large_shapes_are_those_that_the_bench_has(results: Path) -> None:
     """On 132 multiprocessors dispatch takes the form for at least one of these shapes."""
-    names = [f"{form} M={m}" for form in shapes.FORMS for m in shapes.SIZES["m"]]
+    names = [f"{form} M={m}" for form in shapes.FORMS for m in ON_CARD.forms.m]
     forms = json.loads(table.FORMS.read_text())
     for (op, form), endings in table.LARGE.items():
         assert form in forms[op]
         assert set(endings) <= set(names)
-    assert {paper.tile_of(n, 2048) for n, _ in shapes.SIZES["products"].values()} == {paper.MANY}
+    assert {paper.tile_of(n, 2048) for n, _ in ON_CARD.forms.products.values()} == {paper.MANY}
 
 
 def gpu_column() -> dict[str, str]:

@@ -21,8 +21,9 @@ from baton.kv.layout import prefix
 from baton.kv.layout.bridge import can_ship, shard_of, with_codec
 from baton.kv.layout.page import in_pages_of, layout_for, require_same
 from baton.kv.layout.state import state_bytes, state_hashes, state_offsets, state_pages
+from baton.kv.memory import block_sums
 from baton.kv.memory.host_pages import PageMemory
-from baton.kv.wire import control, frames
+from baton.kv.wire import control
 from baton.kv.wire.base import QueuedReplyStream
 from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.channel import BlocksReceived
@@ -112,7 +113,7 @@ async def test_each_of_ten_thousand_flipped_bits_of_state_is_caught() -> None:
     said = control.Opening("r", LAYOUT, "p0", len(hashes), 4, "m", "f")
     opening = Frame(Kind.OPEN, b"l" * 16, 1, control.encode_opening(said))
     whole = [rng.randbytes(LAYOUT.page_bytes) for _ in range(pages)]
-    table = tuple(Block(2 + n, hashes[2 + n], frames.checksum(page)) for n, page in enumerate(whole))
+    table = tuple(Block(2 + n, hashes[2 + n], block_sums.checksum(page)) for n, page in enumerate(whole))
     frame = Frame(Kind.BLOCK, b"l" * 16, 1, flags=1, unit=LAYOUT.page_bytes, blocks=table)
     for _ in range(FLIPS):
         sink = HandoffSink(intake, QueuedReplyStream())
@@ -123,7 +124,7 @@ async def test_each_of_ten_thousand_flipped_bits_of_state_is_caught() -> None:
             place[:] = page
         bit = rng.randrange(8 * LAYOUT.page_bytes)
         places[rng.randrange(pages)][bit // 8] ^= 1 << bit % 8
-        sink.landed(frame, [frames.checksum(bytes(place)) for place in places])
+        sink.landed(frame, [block_sums.checksum(bytes(place)) for place in places])
         sink.over(None)
     await asyncio.sleep(0)
     assert intake.refusals == {"corrupt_frame": FLIPS}

@@ -8,7 +8,7 @@ import os
 import pytest
 import xxhash
 
-from baton.kv.memory import copying
+from baton.kv.memory import block_sums, copying
 
 NOISE = os.urandom(10_000)
 
@@ -30,7 +30,7 @@ def test_read_only_memory_is_a_source() -> None:
     shown = mmap.mmap(-1, 8192, prot=mmap.PROT_READ)
     place = memoryview(bytearray(b"x" * 4096))
     assert copying.copy_from([place], [copying.address(memoryview(shown)) + 4096]) == [
-        copying.checksum(bytes(4096))
+        block_sums.checksum(bytes(4096))
     ]
     assert bytes(place) == bytes(4096)
 

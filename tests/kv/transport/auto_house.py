@@ -12,6 +12,7 @@ import pytest
 
 from baton.decode_worker.io.intake import Intake
 from baton.kv.layout.page import layout_for
+from baton.kv.memory import block_sums
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import shm, tcp
 from baton.kv.transport.auto import AutoTransport
@@ -78,7 +79,7 @@ async def used(house: House, auto: AutoTransport) -> str:
 
 async def probe(stream: HandoffStream, house: House) -> None:
     page = house.memory.page(1)
-    block = Block(1, frames.NO_HASH, frames.checksum(page))
+    block = Block(1, frames.NO_HASH, block_sums.checksum(page))
     await stream.send(Frame(Kind.PROBE, unit=len(page), blocks=(block,), offsets=(len(page),)), [page])
     reply = await asyncio.wait_for(stream.receive(), 30)
     assert reply is not None

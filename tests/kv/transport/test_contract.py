@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import uvloop
 
+from baton.kv.memory import block_sums
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import grpc, names
 from baton.kv.wire import frames, incoming
@@ -93,7 +94,7 @@ class Rigged:
     def pages(self, *numbers: int, unit: int = PAGE) -> tuple[Frame, list[memoryview]]:
         """A frame with those pages' first ``unit`` bytes."""
         payload = [self.memory.page(number)[:unit] for number in numbers]
-        table = tuple(Block(n, bytes(32), frames.checksum(p)) for n, p in zip(numbers, payload, strict=True))
+        table = tuple(Block(n, bytes(32), block_sums.checksum(p)) for n, p in zip(numbers, payload, strict=True))
         offsets = tuple(number * PAGE for number in numbers)
         return Frame(Kind.BLOCK, unit=unit, blocks=table, offsets=offsets), payload
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.kv.memory import cuda_driver
+from baton.kv.memory import block_sums, cuda_driver
 from baton.kv.memory.cuda_driver import Driver
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import cuda_ipc
@@ -99,7 +99,7 @@ async def test_many_times_the_rings_size_goes_through_it_and_nothing_is_left(car
         for number in range(60):
             size = rng.choice([300, 999, 2500])
             payload = [rng.randbytes(size) for _ in range(rng.randint(1, 3))]
-            table = tuple(Block(number, bytes(32), frames.checksum(data)) for data in payload)
+            table = tuple(Block(number, bytes(32), block_sums.checksum(data)) for data in payload)
             await stream.send(Frame(Kind.PROBE, unit=size, blocks=table), [memoryview(data) for data in payload])
             sent.extend(payload)
         await stream.send(Frame(Kind.COMMIT))
@@ -122,7 +122,7 @@ async def test_whoever_waits_for_room_hears_that_the_stream_was_closed(card: str
     server, address = cuda_ipc.listen(str(tmp_path / "gpu"), lambda line: Sink(line, []))
     transport = CudaIpcTransport(ring_bytes=1000)
     stream = await transport.connect(address)
-    frame = Frame(Kind.PROBE, unit=900, blocks=(Block(0, bytes(32), frames.checksum(bytes(900))),))
+    frame = Frame(Kind.PROBE, unit=900, blocks=(Block(0, bytes(32), block_sums.checksum(bytes(900))),))
     await stream.send(frame, [memoryview(bytes(900))])
     stream._given_back = lambda: None  # the receiver is slow
     waiting = asyncio.ensure_future(stream.send(frame, [memoryview(bytes(900))]))

@@ -18,6 +18,7 @@ from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge, codec_of, land, with_codec
 from baton.kv.layout.page import layout_for
+from baton.kv.memory import block_sums
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.kv.transport.nccl import NcclTransport
@@ -85,14 +86,15 @@ class Pair:
     def frame(self, *indices: int, **changes: Any) -> tuple[Frame, list[memoryview]]:
         """A right BLOCK frame, but for ``changes``."""
         payload = [self.source.page(self.order[i]) for i in indices]
-        table = tuple(Block(i, self.hashes[i], frames.checksum(p)) for i, p in zip(indices, payload, strict=True))
+        sums = map(block_sums.checksum, payload)
+        table = tuple(Block(i, self.hashes[i], said) for i, said in zip(indices, sums, strict=True))
         offsets = tuple(self.order[i] * LAYOUT.page_bytes for i in indices)
         fields = {"lease": LEASE, "epoch": self.epoch, "flags": 1, "unit": LAYOUT.page_bytes, "blocks": table}
         return Frame(Kind.BLOCK, offsets=offsets, **fields | changes), payload
 
     def block(self, index: int, called: int) -> Block:
         """Block ``index``, its bytes right, under another number and hash."""
-        return Block(called, b"?" * 32, frames.checksum(self.source.page(self.order[index])))
+        return Block(called, b"?" * 32, block_sums.checksum(self.source.page(self.order[index])))
 
     def opening(self) -> Frame:
         said = control.Opening("r", LAYOUT, "p0", BLOCKS, 13, "m", FINGERPRINT)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.kv.memory import block_sums
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import nccl
 from baton.kv.wire import frames
@@ -37,7 +38,7 @@ def memory() -> PageMemory:
 
 def blocks(memory: PageMemory, *numbers: int) -> tuple[Frame, list[memoryview]]:
     payload = [memory.page(number) for number in numbers]
-    table = tuple(Block(n, bytes(32), frames.checksum(p)) for n, p in zip(numbers, payload, strict=True))
+    table = tuple(Block(n, bytes(32), block_sums.checksum(p)) for n, p in zip(numbers, payload, strict=True))
     return Frame(Kind.BLOCK, unit=PAGE, blocks=table), payload
 
 

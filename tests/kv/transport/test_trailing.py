@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.kv.memory import block_sums
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import tcp
 from baton.kv.wire import control, frames
@@ -134,7 +135,8 @@ async def test_blocks_of_every_size_come_whole(unit: int, count: int) -> None:
     await asyncio.wait_for(stream.receive(), 30)
     for frame, blocks, checksums in got:
         assert blocks == [bytes(page) for page in pages]
-        assert checksums == [block.checksum for block in frame.blocks] == [frames.checksum(page) for page in pages]
+        computed = [block_sums.checksum(page) for page in pages]
+        assert checksums == [block.checksum for block in frame.blocks] == computed
     assert len(got) == 3
     await transport.close()
     server.close()
@@ -257,7 +259,7 @@ async def test_a_block_counts_only_once_its_checksum_has_come(short_of: int, tmp
     async with admitted("tcp", tmp_path) as pair:
         frame, payload = bare(pair, 0, 1)
         frame = Frame(Kind.BLOCK, LEASE, 1, flags=1 | frames.TRAILING, unit=frame.unit, blocks=frame.blocks)
-        trailer = frames.trailer([frames.checksum(page) for page in payload])
+        trailer = frames.trailer([block_sums.checksum(page) for page in payload])
         _, writer = await asyncio.open_connection(*tcp.split(pair.rig.address))
         writer.write(first_version.HELLO.pack(b"BKVH", 1, 0, 2, bytes(16)) + frames.encode(pair.opening()))
         writer.write(frames.encode(frame) + b"".join(payload) + trailer[: len(trailer) - short_of])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.kv.memory import block_sums
 from baton.kv.wire import control, frames
 from baton.kv.wire.frames import HEADER_BYTES, WITH_BLOCKS, Block, Frame, Kind
 from baton.protos.errors import CorruptFrame, StaleEpoch
@@ -42,7 +43,7 @@ def raw(frame: Frame) -> bytes:
 
 def block_frame(*pages: bytes, **fields: Any) -> tuple[Frame, bytes]:
     """A right BLOCK frame of ``pages``, and its message."""
-    table = tuple(Block(i, b"h" * 32, frames.checksum(page)) for i, page in enumerate(pages))
+    table = tuple(Block(i, b"h" * 32, block_sums.checksum(page)) for i, page in enumerate(pages))
     frame = Frame(Kind.BLOCK, b"l" * 16, 1, unit=len(pages[0]), blocks=table, **fields)
     return frame, frames.message(frame, pages)
 
@@ -50,7 +51,7 @@ def block_frame(*pages: bytes, **fields: Any) -> tuple[Frame, bytes]:
 def read(message: bytes) -> None:
     """Checks a message as a receiver does before it believes it."""
     frame, payload = frames.split(message)
-    frames.check_blocks(frame, [frames.checksum(page) for page in payload])
+    frames.check_blocks(frame, [block_sums.checksum(page) for page in payload])
 
 
 @given(FRAMES)
@@ -75,7 +76,8 @@ def test_the_wire_form_of_blocks_is_fixed() -> None:
     _, data = block_frame(b"first", b"other")
     assert int.from_bytes(data[32:36], "little") == 2
     assert int.from_bytes(data[36:40], "little") == 5
-    assert data[64:108] == (0).to_bytes(4, "little") + b"h" * 32 + frames.checksum(b"first").to_bytes(8, "little")
+    said = block_sums.checksum(b"first").to_bytes(8, "little")
+    assert data[64:108] == (0).to_bytes(4, "little") + b"h" * 32 + said
     assert data[152:] == b"firstother"
 
 
