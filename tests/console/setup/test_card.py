@@ -29,7 +29,7 @@ def test_a_machine_without_a_card_fails_with_the_remedy(monkeypatch: pytest.Monk
     monkeypatch.setattr(gpu.probe, "__defaults__", ("no-such-driver.so",))
     result = CliRunner().invoke(app, ["doctor", "--gpu", "--json"])
     assert result.exit_code == 1
-    (found,) = json.loads(result.output)["findings"]
+    (found,) = json.loads(result.stdout)["findings"]
     assert (found["subject"], found["state"]) == ("card", "fail")
     assert "no NVIDIA driver is here" in found["what"]
     assert "--device cpu" in found["remedy"]
@@ -110,7 +110,7 @@ def test_on_the_shim_every_step_and_op_is_tried_and_kept(tmp_path: Path, monkeyp
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")
     monkeypatch.setattr(card_trials, "_path", lambda gpu: tmp_path / "card.json")
     result = CliRunner().invoke(app, ["doctor", "--gpu", "--json"])
-    found = json.loads(result.output)["findings"]
+    found = json.loads(result.stdout)["findings"]
     assert result.exit_code == 0
     assert [one["subject"] for one in found[:7]] == ["card", *["gpu step"] * 6]
     assert {one["state"] for one in found} <= {"ok", "warn"}

@@ -32,7 +32,7 @@ def test_it_examines_this_machine_and_says_so_in_json(tmp_path: Path) -> None:
     file = tmp_path / "baton.toml"
     file.write_text("[router]\nport = 0\ngrpc_port = 0\n[worker]\ndevice = 'paced:zero'\n")
     result = CliRunner().invoke(app, ["doctor", "--quick", "--json", "--config", str(file)])
-    found = json.loads(result.output)
+    found = json.loads(result.stdout)
     assert found["ok"] == (result.exit_code == 0)
     seen = {f["subject"] for f in found["findings"]}
     assert {

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 import msgspec
 import orjson
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
 from baton.protos.errors import BatonError, InvalidRequest, NoWorker
@@ -63,11 +63,21 @@ class InferBody(Body):
 
 class GenerateBody(Body):
     """Describes the body of /v2/models/{model}/generate and generate_stream; ``parameters`` are fields of
-    /v1/completions.
+    /v1/completions, and so is every other member, as Triton's generate extension has it.
     """
 
+    model_config = ConfigDict(extra="allow")
+
+    id: str = ""
     text_input: str
     parameters: Json = {}
+
+    def fields(self) -> Json:
+        """Returns the fields of a completion body that were given. Raises InvalidRequest for one given twice."""
+        beside = self.model_extra or {}
+        for name in beside.keys() & self.parameters.keys():
+            raise InvalidRequest(f"{name} is given twice: beside parameters and in them", name)
+        return oip.completion_fields(beside | self.parameters)
 
 
 def open_inference_routes(service: GenerationService) -> APIRouter:
@@ -215,7 +225,7 @@ def _infer_response(told: Json, outputs: list[Tensor], binary: set[str]) -> Resp
 
 async def _generate(service: GenerationService, request: Request, stream: bool) -> Response:
     asked = await parsed(GenerateBody, await read_body(request, service.limits.max_body_bytes))
-    fields = oip.completion_fields(asked.parameters)
+    fields = asked.fields()
     model = request.path_params["model"]
     fields |= {"prompt": asked.text_input, "model": model, "stream": stream}
     call = await oip.call_of(

@@ -66,6 +66,16 @@ async def test_generate_answers_whole_and_streamed(router) -> None:
     assert "".join(pieces) == "The quick brown fox jumps"
 
 
+async def test_fields_of_generate_hold_beside_its_parameters_as_well(router, fake) -> None:
+    body = {"text_input": "x", "max_tokens": 2, "parameters": {"top_k": 7}}
+    whole = await router.http.post("/v2/models/tiny/generate", json=body)
+    assert (whole.status_code, fake.requests[0].sampling.max_tokens, fake.requests[0].sampling.top_k) == (200, 2, 7)
+    for wrong in ({"max_tokens": -1}, {"use_beam_search": True}, {"top_k": 6}):
+        refused = await router.http.post("/v2/models/tiny/generate", json=body | wrong)
+        assert refused.status_code == 400
+        assert next(iter(wrong)) in refused.json()["error"]
+
+
 async def test_ids_go_in_as_a_tensor_and_parameters_are_fields(router, fake) -> None:
     ids = {"name": "input_ids", "datatype": "INT32", "shape": [1, 3], "data": [[5, 6, 7]]}
     body = {"inputs": [ids], "parameters": {"max_tokens": 2, "top_k": 7, "sequence_id": 9}}
