@@ -66,7 +66,9 @@ BAD_COMPLETION = [
 BAD_CHAT = [
     ({"messages": []}, "messages"),
     ({"messages": "Hello"}, "messages"),
-    ({"messages": [{"role": "user"}, {"role": "boss", "content": "x"}]}, "messages[1].role"),
+    ({"messages": [{"role": "user", "content": "x"}, {"role": "boss", "content": "x"}]}, "messages[1].role"),
+    ({"messages": [{"role": "assistant"}, {"role": "user", "contents": "x"}]}, "messages[1]"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0]"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "x" * 2000}]}, "messages"),

@@ -96,6 +96,13 @@ class ConversationMessage(FailFastModel):
         hinted = isinstance(parts, list) and any(isinstance(part, dict) and HINTS & part.keys() for part in parts)
         return {**value, "cache_control": True} if isinstance(value, dict) and hinted else value
 
+    @model_validator(mode="after")
+    def _says_something(self) -> ConversationMessage:
+        """Only an assistant may have said nothing: it made calls, or its thoughts stand elsewhere."""
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content is missing: a message of role {self.role} has a string or text parts")
+        return self
+
     @property
     def hinted(self) -> bool:
         """Returns whether the client marked the message, or a part of it, with ``cache_control``."""
