@@ -37,10 +37,15 @@ class PackedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PackedAdapter(msgspec.Struct, frozen=True):
-    """An adapter that can be applied: its parts, and the buffer with their matrices."""
+    """An adapter that can be applied: its parts, and the buffer with their matrices.
+
+    If ``file`` isn't -1 it is the descriptor of a memory file that begins with the matrices, behind which the rows
+    of the parts lie (``part_table.py``); it is open as long as ``memory`` is there.
+    """
 
     parts: Sequence[PackedPart]
     memory: memoryview
+    file: int = -1
 
     def first(self, part: PackedPart) -> Array:
         """Returns a view of matrix A of ``part``, (rank, inputs), or (tokens, rank) of an embedding."""

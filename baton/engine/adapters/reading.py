@@ -115,13 +115,14 @@ class ReadServer:
         """Returns whether the process still runs and takes adapters to read."""
         return self.socket.fileno() >= 0 and self._process.poll() is None
 
-    def mapped(self, file: int) -> memoryview:
-        """Returns the bytes of memory file ``file``. Pages are mapped as they are first used, 16 at a time, which
-        takes half of what mapping them at once does.
+    def mapped(self, file: int) -> tuple[memoryview, int]:
+        """Returns the bytes of memory file ``file``, and a descriptor of it that is open as long as these are
+        there. Pages are mapped as they are first used, 16 at a time, which takes half of what mapping them at once
+        does.
         """
-        memory = mmap.mmap(file, 0)
-        weakref.finalize(memory, self._free, os.dup(file)).atexit = False
-        return memoryview(memory)
+        memory, kept = mmap.mmap(file, 0), os.dup(file)
+        weakref.finalize(memory, self._free, kept).atexit = False
+        return memoryview(memory), kept
 
     def _free(self, file: int) -> None:
         """Leaves it to the process to free the memory, once this one has unmapped it."""
@@ -189,7 +190,7 @@ class ForkedReading:
         if answer.error is not None:
             return from_info(answer.error)
         assert answer.info is not None
-        return ReadAdapter(answer.info, packed_in(self._server.mapped(self._files[0]), answer.info.bytes))
+        return ReadAdapter(answer.info, packed_in(*self._server.mapped(self._files[0]), answer.info.bytes))
 
     def close(self) -> None:
         """Ends the child if it still reads; the memory of the matrices stays mapped."""
@@ -213,9 +214,11 @@ def append(memory: int, matrices: int, parts: PartTable) -> None:
         file.write(parts.rows.tobytes())
 
 
-def packed_in(memory: memoryview, matrices: int) -> PackedAdapter:
-    """Returns the adapter in ``memory``: ``matrices`` bytes of matrices, and behind them what ``append`` wrote."""
-    return PackedAdapter(PartTable(np.frombuffer(memory[matrices:], PART_ROW)), memory[:matrices])
+def packed_in(memory: memoryview, file: int, matrices: int) -> PackedAdapter:
+    """Returns the adapter in ``memory``, that of ``file``: ``matrices`` bytes of matrices, and behind them what
+    ``append`` wrote.
+    """
+    return PackedAdapter(PartTable(np.frombuffer(memory[matrices:], PART_ROW)), memory[:matrices], file)
 
 
 def read_here(source: AdapterPlace, base: AdapterBase) -> ReadAdapter:

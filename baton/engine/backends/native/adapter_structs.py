@@ -45,7 +45,7 @@ class AdapterStructs:
 
     def join(self) -> None:
         """Joins the parts that were added to one array."""
-        self.parts = np.concatenate([self.parts, *self._pieces])
+        self.parts = np.concatenate([self.parts, *self._pieces], dtype=PART)  # given, because finding it is slow
         self._pieces = []
 
     def place(self, base: int, sites: int) -> None:

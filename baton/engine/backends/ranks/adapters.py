@@ -1,35 +1,34 @@
-"""Holds adapters on every rank: the lead passes each by shared memory, a rank keeps the part for its own rows.
+"""Holds adapters on every rank: those of a host share the memory of all matrices, of which each reads its part.
 
 Knows nothing of files or steps. Ranks identify adapters by numbers, which the lead assigns to items. An adapter
-comes in pieces, between which steps may run, and can be named once all have the last one. Matrices that are cut
-are copied; the others, those beside experts among them, stay in the memory that the ranks of a host share.
+comes in pieces, between which steps may run, and can be named once all have the last one. Ranks of the lead's host
+are told where a piece's parts lie; other hosts, which don't share its memory, get the matrices of each piece.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
-from baton.engine.adapters.part_table import PartTable, in_order, moved, rows_of
-from baton.engine.backends.native.adapter_structs import AdapterStructs, address_of
-from baton.engine.backends.ranks.notes import AdapterNote, mapped, written
+from baton.engine.adapters.packed import PackedAdapter
+from baton.engine.adapters.part_table import PART_ROW, Rows, moved, rows_of
+from baton.engine.backends.native.adapter_structs import PIECE_PARTS, AdapterStructs, address_of
+from baton.engine.backends.ranks.notes import AdapterNote, put, written
+from baton.engine.backends.ranks.own_parts import OwnParts
 from baton.engine.backends.torch.adapters import require_held
 from baton.engine.plan import AdapterHost, SequenceStep
-from baton.engine.program.rank_program import RankProgram, Rows
-from baton.kernels.lora.structs import PANEL, pack_b, panelled
+from baton.engine.program.rank_program import RankProgram
 from baton.protos.errors import AdaptersFull
 
-ALIGN = 64  # bytes, to a multiple of which each matrix is aligned
-NOTE_BYTES, NOTE_PARTS = 1 << 18, 128  # of one adapter, passed between two steps, in about a millisecond
+COPIED_BYTES = 1 << 20  # of a piece's matrices where ranks' outputs begin inside a panel, because these are copied
+SENT_BYTES = 1 << 18  # of a piece's matrices where they are sent to other hosts between two steps
 Tell = Callable[[int, int], None]  # (descriptor of a note, its bytes): returns when every rank has taken it
 
 
@@ -39,22 +38,32 @@ class OwnAdapters:
     """
 
     def __init__(self, own: RankProgram, most: int) -> None:
-        self._own, self._sites = own, max(own.sites, default=-1) + 1
+        self._parts = OwnParts(own)
         self._held: dict[int, _Share] = {}
         self._table = (ctypes.c_void_p * most)()
         self.table = ctypes.addressof(self._table)
 
-    def take(self, note: AdapterNote, memory: memoryview) -> None:
-        """Applies ``note``, whose matrices are in ``memory``; the adapter is there with the last of its notes."""
-        if not note.parts:
-            self._drop(note.number)
-            return
-        share = self._held.setdefault(note.number, _Share())
-        share.add(own_share(self._own, PackedAdapter(note.parts, memory)))
-        if note.last:
-            self._table[note.number] = share.placed(self._sites)
+    @property
+    def copies(self) -> bool:
+        """Returns whether ranks copy some of the matrices that they share."""
+        return self._parts.copies
 
-    def _drop(self, number: int) -> None:
+    def take(self, note: AdapterNote, memory: memoryview) -> None:
+        """Applies ``note``, which lies in ``memory``; the adapter is there with the last of its notes."""
+        if note.count:
+            self.add(note.number, np.frombuffer(memory, PART_ROW, note.count, note.at), memory, note.last)
+        else:
+            self.drop(note.number)
+
+    def add(self, number: int, rows: Rows, memory: memoryview, last: bool) -> None:
+        """Adds parts, whose matrices are in ``memory``, to adapter ``number``, which the last of them complete."""
+        share = self._held.setdefault(number, _Share())
+        share.add(self._parts, rows, memory)
+        if last:
+            self._table[number] = share.placed(self._parts.sites)
+
+    def drop(self, number: int) -> None:
+        """Removes adapter ``number`` and frees its memory."""
         self._table[number] = None
         self._held.pop(number, None)
 
@@ -65,14 +74,11 @@ class _Share:
     def __init__(self) -> None:
         self._structs, self._kept = AdapterStructs(), list[memoryview]()
 
-    def add(self, piece: OwnShare) -> None:
-        placed = []
-        for packed in piece:
-            if packed.parts:
-                self._kept.append(packed.memory)
-                placed.append(moved(rows_of(packed.parts), address_of(packed.memory)))
-        if placed:
-            deque(self._structs.add(in_order(np.concatenate(placed)), 0), maxlen=0)
+    def add(self, parts: OwnParts, rows: Rows, memory: memoryview) -> None:
+        own = parts.of(rows, memory)
+        if len(own.rows):
+            self._kept += [memory] if own.made is None else [memory, own.made]
+            deque(self._structs.add(own.rows, address_of(memory)), maxlen=0)
 
     def placed(self, sites: int) -> int:
         """Returns the address of the structs of all sites."""
@@ -82,16 +88,18 @@ class _Share:
 
 
 class RankAdapters(AdapterHost):
-    """Implements ``AdapterHost`` for the lead rank. ``tell`` sends a note to all other ranks."""
+    """Implements ``AdapterHost`` for the lead rank. ``tell`` sends a note to all other ranks; ``shares`` says that
+    all of them are on this host.
+    """
 
-    def __init__(self, base: AdapterBase, own: OwnAdapters, most: int, tell: Tell) -> None:
+    def __init__(self, base: AdapterBase, own: OwnAdapters, most: int, tell: Tell, shares: bool = True) -> None:
         self.base = base
-        self._own, self._tell = own, tell
+        self._own, self._tell, self._shares = own, tell, shares
         self._numbers: dict[str, int] = {}
         self._free = list(range(most))
 
     def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
-        """Applies ``packed`` to sequences that name ``adapter``, a note at a time. Raises RankLost and
+        """Applies ``packed`` to sequences that name ``adapter``, a piece at a time. Raises RankLost and
         AdaptersFull.
         """
         if adapter in self._numbers:
@@ -99,21 +107,40 @@ class RankAdapters(AdapterHost):
         if not self._free:
             raise AdaptersFull(f"{adapter}: no number is free for it; unload one", "adapters", retry_after_s=1.0)
         number = self._numbers[adapter] = self._free.pop()
-        for note, matrices in notes_of(number, packed):
-            self._apply(note, matrices)
+        told = self._told_places(number, packed) if self._shares else self._sent(number, packed)
+        for piece in told:
+            self._own.add(number, piece.rows, packed.memory, piece.last)
             yield
 
-    def _apply(self, note: AdapterNote, matrices: memoryview = memoryview(b"")) -> None:
-        with written(note, matrices) as (fd, size):
-            self._own.take(note, mapped(os.dup(fd), size))
-            self._tell(fd, size)
+    def _told_places(self, number: int, packed: PackedAdapter) -> Iterator[AdapterPiece]:
+        """Tells the ranks of this host where each piece of ``packed`` lies, and yields the piece."""
+        rows, size = rows_of(packed.parts), len(packed.memory)
+        at, end = size, size + rows.nbytes
+        with _shared(packed, rows) as file:
+            for piece in pieces_of(rows, size, COPIED_BYTES if self._own.copies else size):
+                note = AdapterNote(number, at, len(piece.rows), piece.last)
+                self._tell(file, put(note, file, end))
+                at += piece.rows.nbytes
+                yield piece
+
+    def _sent(self, number: int, packed: PackedAdapter) -> Iterator[AdapterPiece]:
+        """Sends all ranks the matrices of each piece of ``packed``, and yields the piece."""
+        for piece in pieces_of(rows_of(packed.parts), len(packed.memory), SENT_BYTES):
+            matrices = packed.memory[piece.begin : piece.end]
+            note = AdapterNote(number, len(matrices), len(piece.rows), piece.last)
+            with written(note, matrices, moved(piece.rows, -piece.begin).tobytes()) as told:
+                self._tell(*told)
+            yield piece
 
     def drop(self, adapter: str) -> None:
         """Removes an adapter that no sequence names any more. Raises RankLost."""
         number = self._numbers.pop(adapter, None)
-        if number is not None:
-            self._apply(AdapterNote(number))
-            self._free.append(number)
+        if number is None:
+            return
+        with written(AdapterNote(number)) as told:
+            self._tell(*told)
+        self._own.drop(number)  # at last, because who unmaps memory last frees it, which is left to another process
+        self._free.append(number)
 
     def numbers(self, items: Sequence[SequenceStep]) -> list[int] | None:
         """Returns each item's adapter number, -1 for none; None if no item has an adapter. Raises
@@ -126,80 +153,39 @@ class RankAdapters(AdapterHost):
         return [self._numbers[item.adapter] if item.adapter else -1 for item in items]
 
 
-def notes_of(number: int, packed: PackedAdapter) -> Iterator[tuple[AdapterNote, memoryview]]:
-    """Yields the notes by which ranks take adapter ``number``, each with its matrices: at most NOTE_PARTS parts and
-    NOTE_BYTES, or a single part.
+class AdapterPiece(NamedTuple):
+    """Some of an adapter's parts, whose matrices lie at bytes ``begin`` … ``end`` - 1 of its memory."""
+
+    rows: Rows
+    begin: int
+    end: int
+    last: bool
+
+
+def pieces_of(rows: Rows, size: int, most: int) -> Iterator[AdapterPiece]:
+    """Yields an adapter's parts by pieces: at most PIECE_PARTS parts and ``most`` bytes, or a single part. Its
+    memory has ``size`` bytes of matrices, in the order of ``rows``.
     """
-    rows = rows_of(packed.parts)
-    rows = rows[np.argsort(rows["a"], kind="stable")]
-    starts, done = np.append(rows["a"], len(packed.memory)), 0
+    starts, done = np.append(rows["a"], size), 0
+    assert (np.diff(starts) >= 0).all(), "matrices lie in the order of sites"
     while done < len(rows):
         begin = int(starts[done])
-        fit = int(np.searchsorted(starts, begin + NOTE_BYTES, "right")) - 1
-        end = max(done + 1, min(fit, done + NOTE_PARTS))
-        parts = tuple(PartTable(moved(rows[done:end], -begin)))
-        yield AdapterNote(number, parts, end == len(rows)), packed.memory[begin : int(starts[end])]
+        fit = int(np.searchsorted(starts, begin + most, "right")) - 1
+        end = max(done + 1, min(fit, done + PIECE_PARTS))
+        yield AdapterPiece(rows[done:end], begin, int(starts[end]), end == len(rows))
         done = end
 
 
-class OwnShare(NamedTuple):
-    """The parts of an adapter that apply to a rank's part of the model."""
-
-    whole: PackedAdapter  # those with all their outputs, in the adapter's memory
-    cut: PackedAdapter  # those of the rank's own outputs alone, numbered as there, in a memory of their own
-
-
-def own_share(own: RankProgram, packed: PackedAdapter) -> OwnShare:
-    """Returns the rank's share of an adapter; beside experts that is each part whose expert is or may come here."""
-    here = [part for part in packed.parts if part.site.number in own.sites]
-    room, whole, cut = _Room(), list[PackedPart](), list[PackedPart]()
-    for part in here:
-        rows = None if part.site.looked_up else own.rows.get(own.sites[part.site.number])
-        if rows is None:
-            whole.append(part)
-        elif part.site.number <= own.head_site:
-            cut += _cut(packed, part, rows, room)
-        elif own.rank.spare or rows[0][0] <= part.site.first < rows[0][1]:
-            whole.append(part)
-    return OwnShare(PackedAdapter(tuple(whole), packed.memory), PackedAdapter(tuple(cut), room.memory()))
-
-
-class _Room:
-    """Lays out arrays one after the other."""
-
-    def __init__(self) -> None:
-        self._pieces: list[Array] = []
-        self._end = 0
-
-    def put(self, values: Array) -> int:
-        """Adds a copy of ``values`` and returns the offset in bytes at which it will lie."""
-        at, size = self._end, -(-values.nbytes // ALIGN) * ALIGN
-        self._pieces.append(np.zeros(size, np.uint8))
-        self._pieces[-1][: values.nbytes] = np.ascontiguousarray(values).view(np.uint8).ravel()
-        self._end += size
-        return at
-
-    def memory(self) -> memoryview:
-        """Returns all of it, page-aligned."""
-        found = mmap.mmap(-1, max(1, self._end))
-        at = 0
-        for piece in self._pieces:
-            found[at : at + len(piece)] = piece.tobytes()
-            at += len(piece)
-        return memoryview(found)
-
-
-def _cut(packed: PackedAdapter, part: PackedPart, rows: Rows, room: _Room) -> Iterator[PackedPart]:
-    """Yields the pieces of a part for each of ``rows``; they share matrix A."""
-    site = part.site
-    a, b = room.put(packed.first(part)), packed.plain_second(part)
-    local = 0
-    for begin, end in rows:
-        low, high = max(begin, site.first), min(end, site.first + site.outputs)
-        if low < high:
-            own = b[low - site.first : high - site.first]
-            panels = np.empty((panelled(len(own)) // PANEL, part.rank, PANEL), part.dtype)
-            pack_b(own, panels)
-            at = msgspec.structs.replace(site, first=local + low - begin, outputs=high - low)
-            yield msgspec.structs.replace(part, site=at, a=a, b=room.put(panels))
-        local += end - begin
+@contextmanager
+def _shared(packed: PackedAdapter, rows: Rows) -> Iterator[int]:
+    """Yields the memory file of ``packed``, or a new one like it: its matrices, and ``rows`` behind them."""
+    if packed.file >= 0:
+        yield packed.file
+        return
+    file = os.memfd_create("baton-adapter", os.MFD_CLOEXEC)
+    try:
+        with open(file, "wb", closefd=False) as copy:
+            copy.writelines((packed.memory, rows.tobytes()))
+        yield file
+    finally:
+        os.close(file)

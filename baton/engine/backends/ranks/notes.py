@@ -1,4 +1,4 @@
-"""Defines what the lead tells the other ranks between two steps: a note behind its bytes, in a memory file.
+"""Defines what the lead tells the other ranks between two steps: a note behind what it is about, in a memory file.
 
 Knows nothing of how ranks are reached, or of what they do with a note.
 """
@@ -14,19 +14,20 @@ from contextlib import contextmanager
 
 import msgspec
 
-from baton.engine.adapters.packed import PackedPart
 from baton.engine.backends.ranks.placement import Placement
 
 LENGTH = 8  # bytes at the end of the memory, with the note's length
 
 
 class AdapterNote(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A message to the ranks: adapter ``number`` has these ``parts``, whose matrices are stored before the note.
-    With the ``last`` of its notes it is complete; without parts it is removed.
+    """A message to the ranks: adapter ``number`` has ``count`` parts more. Their rows (``part_table.py``) lie from
+    byte ``at`` on of the note's memory file, which has their matrices as well. With the ``last`` of its notes the
+    adapter is complete; by one without parts it is removed.
     """
 
     number: int
-    parts: tuple[PackedPart, ...] = ()
+    at: int = 0
+    count: int = 0
     last: bool = False
 
 
@@ -42,16 +43,21 @@ _DECODER: msgspec.json.Decoder[Note] = msgspec.json.Decoder(Note)
 
 
 @contextmanager
-def written(note: Note, matrices: memoryview = memoryview(b"")) -> Iterator[tuple[int, int]]:
-    """Yields the descriptor and the bytes of a memory file with ``matrices`` and ``note``, and closes it."""
-    said = msgspec.json.encode(note)
+def written(note: Note, *before: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Yields the descriptor and the bytes of a memory file with ``before``, then ``note``, and closes it."""
     fd = os.memfd_create("baton-note", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
-            file.writelines((matrices, said, len(said).to_bytes(LENGTH, "little")))
-        yield fd, os.fstat(fd).st_size
+            file.writelines(before)
+        yield fd, put(note, fd, os.fstat(fd).st_size)
     finally:
         os.close(fd)
+
+
+def put(note: Note, fd: int, end: int) -> int:
+    """Writes ``note`` to the memory file ``fd`` behind its first ``end`` bytes; returns its bytes with the note."""
+    said = msgspec.json.encode(note)
+    return end + os.pwrite(fd, said + len(said).to_bytes(LENGTH, "little"), end)
 
 
 def read(fd: int, size: int) -> tuple[Note, memoryview]:

@@ -97,7 +97,9 @@ class RankRunner(StepRunner):
             self._balancer = ExpertBalancer(lambda: self._counted().by_expert, ranks, spare, look_rows)
         own = OwnAdapters(loaded.native.own, most_adapters)
         self._ranks.adapters = own.table
-        self.adapters = None if adapters is None else RankAdapters(adapters, own, most_adapters, self._tell)
+        self.adapters = None
+        if adapters is not None:
+            self.adapters = RankAdapters(adapters, own, most_adapters, self._tell, shares=hosts is None)
         self._run = lead_step()
         self._arena = torch.empty(0)
         self._shown = 0  # positions whose rotary angles are in shared memory

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.engine.adapters.packed import PackedAdapter, PackedPart
-from baton.engine.adapters.reading import read_here
+from baton.engine.adapters.packed import PackedPart
+from baton.engine.adapters.part_table import PartTable
+from baton.engine.adapters.reading import AdapterReader, read_here
+from baton.engine.adapters.table import ReadAdapter
+from baton.engine.backends.native.adapter_structs import PIECE_PARTS
 from baton.engine.backends.ranks import adapters
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
@@ -19,6 +23,7 @@ from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterNotLoaded
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
+from tests.e2e.fleet import wait_for
 from tests.engine.adapters.adapter_files import EVERYWHERE, EXPERTS, MIXTRAL, write
 from tests.engine.adapters.test_equality import SAMPLES, hold
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
@@ -45,7 +50,7 @@ def test_adapters_give_the_bits_of_one_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: str, fields: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
-    monkeypatch.setattr(adapters, "NOTE_PARTS", 3)  # so that adapters come in several notes
+    monkeypatch.setattr(adapters, "PIECE_PARTS", 3)  # so that adapters come in several notes
     model = make(tmp_path / "model", kind)
     few = write(tmp_path / "few", model, ("q_proj", "v_proj", "qkv_proj"), rank=4, seed=2)
     many = write(tmp_path / "many", model, ALL, rank=16, seed=3)
@@ -64,6 +69,7 @@ def test_adapters_give_the_bits_of_one_rank(
             host = adapters_of(runner)
             assert host is not None
             host.drop(names[0][0])
+        monkeypatch.setattr(adapters_of(ranks), "_shares", False)  # as if other ranks were on other hosts
         other, _ = (hold(runner, "again", again) for runner in (alone, ranks))
         same(one, several, [names[0][2], other, ""])
         with pytest.raises(AdapterNotLoaded, match="few@"):
@@ -93,7 +99,7 @@ def test_what_peft_saved_of_parameters_of_all_experts_gives_the_bits_of_one_rank
 def test_ranks_go_on_stepping_while_an_adapter_comes_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapters, "NOTE_PARTS", 2)
+    monkeypatch.setattr(adapters, "PIECE_PARTS", 2)
     model = make(tmp_path / "model", "mixtral")
     config = EngineConfig(str(model), threads=1, adapters=LIMITS)
     alone = load_runner(config)
@@ -121,22 +127,68 @@ def test_ranks_go_on_stepping_while_an_adapter_comes_piece_by_piece(
         ranks.leave()
 
 
-def test_a_note_has_a_bounded_number_of_parts_and_bytes_or_one_part() -> None:
-    sizes = [64 * (1 + at % 7) for at in range(1000)] + [3 << 20] + [64] * 200
+def test_an_adapter_that_a_process_has_read_is_shared_with_the_ranks_as_it_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "PIECE_PARTS", 3)
+    model = make(tmp_path / "model", "qwen2_mixed")
+    folder = write(tmp_path / "many", model, ALL, rank=16, seed=3)
+    config = EngineConfig(str(model), threads=1, adapters=LIMITS)
+    alone = load_runner(config)
+    ranks = on_ranks(alone.spec, EngineConfig(**(config_fields(config) | {"tp": 2})), base_of(alone))
+    one, several = (SharedDriver(runner, 64, chunk=150) for runner in (alone, ranks))
+    told = list[str]()
+    tell = ranks._followers.tell
+
+    def noted(fd: int, size: int, patience_s: float) -> None:
+        told.append(os.readlink(f"/proc/self/fd/{fd}"))
+        tell(fd, size, patience_s)
+
+    monkeypatch.setattr(ranks._followers, "tell", noted)
+    reader = AdapterReader(base_of(alone))
+    try:
+        found = read_by(reader, AdapterPlace("many", str(folder)))
+        for host in (adapters_of(alone), adapters_of(ranks)):
+            assert host is not None
+            host.hold(found.info.id, found.packed)
+        assert len(told) > 3
+        assert all("adapter-memory" in file for file in told), "the ranks map the reader's own memory"
+        same(one, several, [found.info.id, "", found.info.id])
+    finally:
+        ranks.leave()
+        reader.close()
+
+
+def read_by(reader: AdapterReader, place: AdapterPlace) -> ReadAdapter:
+    reading = reader.start(place)
+    found: list[object] = [None]
+
+    def has_read() -> bool:
+        found[0] = reading.result()
+        return found[0] is not None
+
+    try:
+        wait_for(has_read, 60.0, "the reading")
+    finally:
+        reading.close()
+    assert isinstance(found[0], ReadAdapter)
+    return found[0]
+
+
+def test_a_piece_has_a_bounded_number_of_parts_and_bytes_or_one_part() -> None:
+    sizes = [64 * (1 + at % 7) for at in range(3000)] + [3 << 20] + [64] * 2000
     parts, end = [], 0
     for number, size in enumerate(sizes):
         parts.append(PackedPart(Site(number, 0, 8, 8), 4, 1.0, True, end, end + size))
         end += 2 * size
-    memory = memoryview(bytes(range(256)) * (end // 256 + 1))[:end]
-    found, places = [], []
-    for note, matrices in adapters.notes_of(7, PackedAdapter(tuple(parts), memory)):
-        assert len(note.parts) <= adapters.NOTE_PARTS
-        assert len(matrices) <= adapters.NOTE_BYTES or len(note.parts) == 1
-        assert (note.number, note.last) == (7, len(found) + len(note.parts) == len(sizes))
-        found += note.parts
-        places += [bytes(matrices[part.a : part.a + 64]) for part in note.parts]
-    assert [part.site for part in found] == [part.site for part in parts]
-    assert places == [bytes(memory[part.a : part.a + 64]) for part in parts]
+    rows, found, at = PartTable.of(parts).rows, list[int](), 0
+    for piece in adapters.pieces_of(rows, end, 1 << 18):
+        assert len(piece.rows) <= PIECE_PARTS
+        assert piece.end - piece.begin <= 1 << 18 or len(piece.rows) == 1
+        assert (piece.begin, piece.last) == (at, len(found) + len(piece.rows) == len(sizes))
+        found += piece.rows["number"].tolist()
+        at = piece.end
+    assert (found, at) == (list(range(len(sizes))), end)
 
 
 def same(one: SharedDriver, several: SharedDriver, on: list[str]) -> None:
