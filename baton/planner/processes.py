@@ -1,4 +1,8 @@
-"""Runs independent simulations in processes side by side. Knows nothing of what they simulate."""
+"""Runs independent simulations in processes side by side. Knows nothing of what they simulate.
+
+The processes are started anew, not forked: a fork of a process with threads has their locks and lacks them. That of
+a process that has used gRPC can wait for ever for a thread which only its parent has.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from typing import TypeVar, cast
 
 from baton.protos.errors import ConfigError
@@ -15,7 +18,7 @@ from baton.protos.errors import ConfigError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_work: Callable[..., object] | None = None  # set in a child process, because a closure can't be sent to one
+_work: Callable[..., object] | None = None  # set once in each process, because it may hold a large trace
 
 
 def cores() -> int:
@@ -24,16 +27,16 @@ def cores() -> int:
 
 
 def each(work: Callable[[Item], Result], items: Sequence[Item], processes: int = 1) -> Iterator[Result]:
-    """Yields ``work(item)`` for each item, in their order, computed in up to ``processes`` forked processes.
+    """Yields ``work(item)`` for each item, in their order, computed in up to ``processes`` new processes.
 
-    A result is pickled on its way back; ``work`` isn't: children inherit it. With one process or one item nothing
-    is forked. What ``work`` raises is raised here. Raises ConfigError if a process is killed.
+    ``work``, items and results are pickled on their way. With one process or one item nothing is started. What
+    ``work`` raises is raised here. Raises ConfigError if a process is killed.
     """
     if min(processes, len(items)) < 2:
         yield from map(work, items)
         return
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(processes, len(items)), fork, initializer=partial(_inherit, work)) as pool:
+    anew = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes, len(items)), anew, initializer=_take, initargs=(work,)) as pool:
         try:
             yield from cast(Iterator[Result], pool.map(_one, items))
         except BrokenProcessPool as error:
@@ -43,7 +46,7 @@ def each(work: Callable[[Item], Result], items: Sequence[Item], processes: int =
             ) from error
 
 
-def _inherit(work: Callable[..., object]) -> None:
+def _take(work: Callable[..., object]) -> None:
     global _work
     _work = work
 

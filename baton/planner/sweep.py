@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -22,6 +23,7 @@ PLATEAU = 0.02  # ratios whose goodput is within this share of the best one's
 ALIKE = 0.01  # share by which goodputs may differ and count as alike
 FULL = 0.85  # beyond it, somebody waits
 RESAMPLES = 400  # bootstrap resamples
+WORTH_PROCESSES = 2_000  # requests simulated in all from which on processes pay: one takes half a second to start
 INTERVAL = (0.05, 0.95)  # shares of the resamples that bound a ratio's interval: 90 of 100 lie within
 
 
@@ -136,12 +138,9 @@ def sweep(
         raise ConfigError("a ratio needs two workers at least", "workers")
     ratios: list[RatioOutcome] = []
     flights: Flights = {}
-
-    def run(readers: int) -> tuple[RatioOutcome, list[Flight]]:
-        found, served = _run(at_ratio(scenario, readers, workers - readers), slo)
-        return found, [flight.ended() for flight in served]
-
-    for found, served in each(run, range(workers), processes):
+    if workers * len(scenario.trace.requests) < WORTH_PROCESSES:
+        processes = 1
+    for found, served in each(partial(_at_readers, scenario, slo, workers), range(workers), processes):
         flights[found.prefill, found.decode] = served
         told(found)
         ratios.append(found)
@@ -152,6 +151,14 @@ def sweep(
     plateau = plateau_of(split, best)
     cliffs = tuple(_cliffs(split, plateau, best))
     return Sweep(split, colocated, best, plateau, cliffs, interval, goodputs), flights
+
+
+def _at_readers(
+    scenario: ClusterScenario, slo: Slo, workers: int, readers: int
+) -> tuple[RatioOutcome, list[Flight]]:
+    """Returns the outcome with ``readers`` of the workers reading prompts, and its ended flights."""
+    found, served = _run(at_ratio(scenario, readers, workers - readers), slo)
+    return found, [flight.ended() for flight in served]
 
 
 def at_ratio(scenario: ClusterScenario, prefill: int, decode: int) -> ClusterScenario:

@@ -55,7 +55,10 @@ def test_every_ratio_is_tried_and_the_best_is_on_its_plateau(found: tuple[Sweep,
     assert swept.goodput_interval[0] <= swept.best.score.goodput * 1.3
 
 
-def test_ratios_that_are_simulated_side_by_side_give_the_same_sweep(trace: Trace) -> None:
+def test_ratios_that_are_simulated_side_by_side_give_the_same_sweep(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.planner.sweep.WORTH_PROCESSES", 0)
     few = trace.between(0, 20)
     alone, beside = (sweep(3, nine(few), Slo(10.0, 0.1), 10.0, processes=count) for count in (1, 2))
     assert alone[0] == beside[0]
