@@ -94,6 +94,16 @@ def test_an_end_token_that_a_grammar_knows_late_as_the_end_stays_out_of_the_text
     assert begun + rest == text.tokenizer.decode([*fox, 1, *fox], skip_special_tokens=False)
 
 
+def test_the_end_of_a_grammar_that_another_worker_chooses_anew_stays_out_of_the_text_as_well(
+    text: TextModel,
+) -> None:
+    fox, options = text.tokenizer.encode(" fox", False), GenerationOptions({"grammar": None}, skip_special=False)
+    choice = choice_of(text, options, Sampling())
+    pieces = [choice.take(TokenRun(0, (*fox, 1))), choice.take(TokenRun(len(fox) + 1, (1,), (), "stop", 1))]
+    assert "".join(piece.text for piece in pieces) == " fox"
+    assert (pieces[-1].finish_reason, choice.tokens) == ("stop", len(fox) + 2)
+
+
 def test_a_stop_string_may_be_kept_in_the_text(text: TextModel) -> None:
     ids = text.tokenizer.encode("one two three", False)
     piece = choice_of(text, GenerationOptions({}, stops=(" two",), include_stop=True), Sampling()).take(

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from baton.router.text.chat_reader import AnswerFormat
+from baton.router.text.tool_parsers import hermes
 from tests.router.conftest import EOS
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -72,3 +74,12 @@ async def test_a_call_without_arguments_is_whole_where_its_json_is(
     ask = asked(fake, tokenizer, text, stop)
     answer = await router.openai.chat.completions.create(**ask)
     assert answer.choices[0].finish_reason == reason
+
+
+def test_arguments_that_nest_too_deep_to_be_read_are_cut_where_the_call_is_open() -> None:
+    deep = '<tool_call>{"name": "weather", "arguments": {"a": ' + 5000 * "["
+    for text, reason in ((deep, "stop"), (deep + 5000 * "]" + "}}</tool_call>", "tool_calls")):
+        reader = AnswerFormat(tools=hermes.make).reader()
+        reader.push(text)
+        reader.flush()
+        assert reader.finish_reason("stop", "zz") == reason
