@@ -340,6 +340,7 @@ def _digest_with(hash_seed: str) -> str:
     "name",
     [
         "leased_behind_waiting",  # seed 8200056: a second prefill waited for those who wait for its seat
+        "lease_without_reader",  # seed 912880069: a second prefill was left to the decode worker
         "unreadable_reply",  # seed 234053315: a transport's answer that couldn't be read was a TypeError
     ],
 )

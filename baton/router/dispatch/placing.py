@@ -36,6 +36,7 @@ class HintSource(Protocol):
         """
 
 
+NO_SECOND = "no prefill worker is left for the request's second try"
 LastWords = Callable[[str, str], str]
 
 
@@ -132,6 +133,8 @@ class Placer:
         decision = choose_with_session(self._policy, snapshot, self._with_session(run, snapshot, routing))
         if decision is None:
             return None
+        if lease_on and decision.taken.way != "prefill":
+            raise NoWorker(NO_SECOND)
         decision = with_fetch(snapshot, routing, decision)
         writer = next(d for d in snapshot.decode if d.id == decision.taken.decode)
         share = run.request.pin.hold(weights_of(writer.info))
@@ -157,7 +160,7 @@ class Placer:
         if lease_on:
             held = tuple(replace(d, sequences=0, full=False) for d in snapshot.decode if d.id == lease_on)
             if held and not any(fits(p, held[0], _tokens(run)) for p in snapshot.prefill):
-                raise NoWorker("no prefill worker is left for the request's second try")
+                raise NoWorker(NO_SECOND)
             return replace(snapshot, decode=held, local_max_tokens=-1)
         if run.choice > 0:
             home = tuple(d for d in snapshot.decode if d.id == run.home.result() and not run.retries.avoids(d.info))

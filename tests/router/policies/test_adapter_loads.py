@@ -55,6 +55,16 @@ def test_decode_workers_dont_read_long_prompts_because_no_prefill_worker_holds_i
     assert taken.way == "prefill"
 
 
+@pytest.mark.parametrize("name", names())
+def test_a_holder_of_other_weights_leaves_no_decode_worker_to_read_long_prompts(name):
+    """It can't prefill for the decode worker; another one can, once it has loaded the adapter."""
+    stranger = worker("p0", "prefill", fingerprint="g")
+    seen = snapshot([stranger, lacking(worker("p1", "prefill"))], [worker("d0", "decode")], local_max_tokens=-1)
+    for turn in range(2):
+        taken = with_adapter_loads(load_policy(name))(msgspec.structs.replace(seen, turn=turn), LONG).taken
+        assert (taken.way, taken.prefill, taken.decode) == ("prefill", "p1", "d0")
+
+
 def test_a_busy_holder_is_dearer_than_a_short_load_and_the_record_says_so():
     policy = with_adapter_loads(load_policy("cost"))
     decision = policy(four(0, 0, 0, 0.001, busy=7), LONG)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import msgspec
 
 from baton.router.policies import (
+    Candidate,
     ClusterSnapshot,
     Option,
     Policy,
     RoutingDecision,
     RoutingRequest,
     cheapest_first,
+    fits,
     least,
 )
 
@@ -28,8 +30,8 @@ def with_adapter_loads(policy: Policy) -> Policy:
         waits = {c.id: c.adapter_s for c in (*snapshot.prefill, *snapshot.decode)}
         if not any(waits.values()):
             return policy(snapshot, request)
-        holders = _holders(snapshot)
-        held = None if _lost_a_role(holders, snapshot) else policy(holders, request)
+        holders = _holders(snapshot, request.tokens)
+        held = policy(holders, request) if holders.decode else None
         best = policy(snapshot, request) if held is None or held.in_seconds else held
         if best is None or not best.in_seconds:
             return best
@@ -38,19 +40,18 @@ def with_adapter_loads(policy: Policy) -> Policy:
     return choose
 
 
-def _holders(snapshot: ClusterSnapshot) -> ClusterSnapshot:
-    return msgspec.structs.replace(
-        snapshot,
-        prefill=tuple(p for p in snapshot.prefill if not p.adapter_s),
-        decode=tuple(d for d in snapshot.decode if not d.adapter_s),
-    )
-
-
-def _lost_a_role(holders: ClusterSnapshot, snapshot: ClusterSnapshot) -> bool:
-    """Returns whether nobody of a role holds the adapter: without prefill workers a policy would let decode workers
-    read it all.
+def _holders(snapshot: ClusterSnapshot, tokens: int) -> ClusterSnapshot:
+    """Returns the workers that hold the adapter, without decode workers that no holder can prefill for although
+    another worker could: a policy would let those read every prompt themselves.
     """
-    return not holders.decode or (bool(snapshot.prefill) and not holders.prefill)
+    prefill = tuple(p for p in snapshot.prefill if not p.adapter_s)
+
+    def served(d: Candidate, by: tuple[Candidate, ...]) -> bool:
+        return any(fits(p, d, tokens) for p in by)
+
+    decode = tuple(d for d in snapshot.decode if not d.adapter_s)
+    kept = tuple(d for d in decode if served(d, prefill) or not served(d, snapshot.prefill))
+    return msgspec.structs.replace(snapshot, prefill=prefill, decode=kept)
 
 
 def _weighed(
