@@ -25,6 +25,7 @@ from baton.bench.engine.models import SIZES, random_runner
 from baton.bench.engine.report import SCHEMES
 from baton.bench.rows import Row, spread, table
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.host import AdapterHost
 from baton.engine.adapters.packed import PackedAdapter, PackedPart
 from baton.engine.adapters.reading import AdapterReader, room
 from baton.engine.adapters.table import AdapterTable
@@ -32,7 +33,7 @@ from baton.engine.adapters.tensors import FILE
 from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.ranks.runner import RankRunner
-from baton.engine.plan import AdapterHost, StepPlan
+from baton.engine.plan import StepPlan
 from baton.engine.program.sites import Site
 from baton.engine.steps.loop import READ_WAIT_S
 from baton.evaluate.workload import Workload

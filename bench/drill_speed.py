@@ -20,8 +20,8 @@ from contextlib import contextmanager, nullcontext
 
 import msgspec
 
-from baton.drill.checks.oracle import Sight
 from baton.drill.draw import draw
+from baton.drill.language.oracle import Sight
 from baton.drill.loop import SeededLoop
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.clients import Clients

@@ -26,7 +26,8 @@ from rich.console import Console
 
 from baton.bench.rows import Row, median, paired, spread, table, to_json
 from baton.engine.backends.ranks.hosts.control import exactly
-from baton.engine.backends.ranks.hosts.links import TOKEN, HostMemory, LinkPlan, Links, LinkServer
+from baton.engine.backends.ranks.hosts.links import TOKEN, HostMemory, Links, LinkServer
+from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.backends.ranks.memory import RanksStruct, show_pages
 from baton.kernels.collective.native import Collective, group_at, group_bytes
 from baton.protos.nouns import Extent

@@ -54,3 +54,21 @@ def test_no_import_goes_in_a_circle() -> None:
     while leaves := {module for module, below in imports.items() if not below & imports.keys()}:
         imports = {module: below for module, below in imports.items() if module not in leaves}
     assert not imports, f"these import one another, or import those: {sorted(imports)}"
+
+
+def test_no_folder_imports_another_of_its_package_in_a_circle() -> None:
+    """Files and folders side by side in a package count as one each, with everything below."""
+    graph = grimp.build_graph("baton")
+    for package in sorted(module for module in graph.modules if graph.find_children(module)):
+        rooms = graph.find_children(package)
+        imports = {
+            room: {
+                other
+                for other in rooms - {room}
+                if graph.direct_import_exists(importer=room, imported=other, as_packages=True)
+            }
+            for room in rooms
+        }
+        while leaves := {room for room, below in imports.items() if not below & imports.keys()}:
+            imports = {room: below for room, below in imports.items() if room not in leaves}
+        assert not imports, f"in {package} these import one another, or import those: {sorted(imports)}"

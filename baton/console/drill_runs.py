@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from baton.drill.checks.coverage import PHASES, await_points, reached
+from baton.drill.coverage import PHASES, await_points, reached
 from baton.drill.draw import draw
 from baton.drill.many import drill, judged
 from baton.drill.run import Verdict, as_test, play, shrink

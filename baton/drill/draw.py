@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from baton.drill.checks.oracle import VOCABULARY
-from baton.drill.parts.network import KEEPALIVE_S
+from baton.drill.language.oracle import VOCABULARY
+from baton.drill.machines.network import KEEPALIVE_S
 from baton.drill.scenario import (
     ABRUPT,
     AIMED,

@@ -14,10 +14,10 @@ import msgspec
 
 from baton.cluster.holds import SlotHold
 from baton.cluster.membership import entry_prefix
-from baton.drill.checks.coverage import Coverage
+from baton.drill.coverage import Coverage
 from baton.drill.loop import SeededLoop
+from baton.drill.machines.network import KEEPALIVE_S, Network
 from baton.drill.parts.aims import Aims
-from baton.drill.parts.network import KEEPALIVE_S, Network
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import NAMESPACE, SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 from fastapi.dependencies import models
 
-from baton.drill.checks.oracle import Sight
+from baton.drill.language.oracle import Sight
 from baton.drill.loop import Halted, RunEnds, SeededLoop
-from baton.drill.parts.clock import DriftingLoop
+from baton.drill.machines.clock import DriftingLoop
 from baton.drill.scenario import Scenario
 from baton.drill.story import Story
 from baton.drill.world import Complaints, World

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from baton.drill.checks.oracle import Sight
-from baton.drill.parts.network import KEEPALIVE_S
+from baton.drill.language.oracle import Sight
+from baton.drill.machines.network import KEEPALIVE_S
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 from baton.router.dispatch.runner import DispatchSettings
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from baton.drill.checks.oracle import VOCABULARY, Sight
-from baton.drill.parts.grammar import JSON
-from baton.drill.parts.vocabulary import prompt_of
+from baton.drill.language.grammar import JSON
+from baton.drill.language.oracle import VOCABULARY, Sight
+from baton.drill.language.vocabulary import prompt_of
 from baton.drill.scenario import (
     FORCED,
     REDIS,

@@ -10,21 +10,21 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from baton.drill.checks import oracle
 from baton.drill.checks.adapters import AdapterLedger
-from baton.drill.checks.coverage import Coverage
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.watch import Answers, Departed
+from baton.drill.coverage import Coverage
 from baton.drill.faults import FaultInjector
+from baton.drill.language import oracle
 from baton.drill.loop import SeededLoop
+from baton.drill.machines.network import Conditions, Network
+from baton.drill.machines.process import owning_factory
 from baton.drill.parts.adapters import SimulatedFiles
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.batches import BatchClients
 from baton.drill.parts.clients import Clients
-from baton.drill.parts.network import Conditions, Network
 from baton.drill.parts.operators import AdapterOperators
-from baton.drill.parts.process import owning_factory
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import EPOCH_S, SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis

@@ -7,16 +7,14 @@ objects for each of its sequences.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.packed import PackedAdapter
+from baton.engine.adapters.host import AdapterHost
 from baton.engine.masks import Allowed
 from baton.protos.channel import HostSender
 from baton.protos.errors import RankLost
@@ -262,28 +260,6 @@ def warm(runner: Runner, sequences: int, chunk: int) -> None:
     prepare: Callable[[int, int], None] | None = getattr(runner, "warm", None)
     if prepare is not None:
         prepare(sequences, chunk)
-
-
-class AdapterHost(Protocol):
-    """Holds the LoRA adapters that a runner's steps may name. ``base`` describes the model, which adapters must
-    fit.
-    """
-
-    base: AdapterBase
-
-    def hold(self, adapter: str, packed: PackedAdapter) -> None:
-        """Applies ``packed`` to sequences that name ``adapter``, from the next step on; its memory must stay valid
-        until ``drop``.
-        """
-        deque(self.holding(adapter, packed), maxlen=0)
-
-    def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
-        """Does what ``hold`` does in short pieces, between which steps without ``adapter`` may run; sequences may
-        name it from the end on.
-        """
-
-    def drop(self, adapter: str) -> None:
-        """Forgets an adapter that no sequence names any more."""
 
 
 def adapters_of(runner: Runner) -> AdapterHost | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.engine.backends.torch.interpreter import gate_of
+from baton.engine.backends.expert_gate import gate_of
 from baton.engine.program.ops import Linear, Moe, Op
 from baton.engine.program.program import Program, Weight
 from baton.kernels.swiglu.reference import swiglu

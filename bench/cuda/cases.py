@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from baton.kernels.dense.packed import pack_f32, unpack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
+from baton.kernels.linear.packed_floats import pack_f32, unpack_f32
 from baton.kernels.swiglu.reference import swiglu
 from bench.cuda import clock
 from bench.cuda.clock import Call, measure, variants

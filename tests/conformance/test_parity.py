@@ -20,7 +20,7 @@ from baton.engine.load import load_runner
 from baton.engine.plan import Runner
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I64, P
-from baton.kernels.dense.packed import pack_f32
+from baton.kernels.linear.packed_floats import pack_f32
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import expected, make, prompts, reference
 from tests.conformance.drive import Driver

@@ -24,17 +24,18 @@ from typer.testing import CliRunner
 from baton.console.drill import _kinds
 from baton.console.main import app
 from baton.drill import faults
-from baton.drill.checks.coverage import Coverage
+from baton.drill.coverage import Coverage
 from baton.drill.draw import draw
 from baton.drill.faults import FaultInjector
 from baton.drill.loop import SeededLoop, seeded_loop
-from baton.drill.parts import clients, memory, worker
+from baton.drill.machines import memory
+from baton.drill.machines.clock import DriftingLoop, MachineClock
+from baton.drill.machines.memory import Memory
+from baton.drill.machines.network import KEEPALIVE_S, Network
+from baton.drill.machines.process import Process, owning_factory
+from baton.drill.parts import clients, worker
 from baton.drill.parts.aims import Aims
-from baton.drill.parts.clock import DriftingLoop, MachineClock
 from baton.drill.parts.engine import SimulatedPace
-from baton.drill.parts.memory import Memory
-from baton.drill.parts.network import KEEPALIVE_S, Network
-from baton.drill.parts.process import Process, owning_factory
 from baton.drill.parts.tier import TierHealth
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import ADDRESS, PROCESS, SimulatedRedis, connections

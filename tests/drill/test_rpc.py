@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 
 from baton.drill.loop import NothingLeft, SeededLoop
-from baton.drill.parts import memory
-from baton.drill.parts.network import KEEPALIVE_S, Network
-from baton.drill.parts.process import Process, owning_factory
+from baton.drill.machines import memory
+from baton.drill.machines.network import KEEPALIVE_S, Network
+from baton.drill.machines.process import Process, owning_factory
 from baton.drill.rpc.client import Channel
 from baton.drill.rpc.server import Server
 from baton.drill.rpc.stream import EOF

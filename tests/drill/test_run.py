@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from baton.console.main import app
 from baton.drill import many, world
-from baton.drill.checks import oracle
 from baton.drill.draw import draw
+from baton.drill.language import oracle
 from baton.drill.run import Verdict, as_test, play, shrink
 from baton.drill.scenario import (
     FAULTS,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from baton.kernels.abi.native import I64, P, declare
-from baton.kernels.dense.packed import pack_f16, pack_f32, unpack_f32
 from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.linear.packed_floats import pack_f16, pack_f32, unpack_f32
 
 SHAPES = ((1, 1), (63, 24), (64, 256), (65, 257), (200, 1000))
 DEPTHS = (1, 192, 193, 240, 383, 384, 600, 1200)

@@ -21,8 +21,8 @@ from baton.engine.backends.native.batch import fill
 from baton.engine.plan import SampleSpec
 from baton.engine.sampling import choose
 from baton.kernels.abi.native import I32, I64, F, P, declare
-from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.linear.packed_floats import pack_f32
 from baton.kernels.sample.reference import sample
 from baton.kernels.step.structs import CHOICE, LINEAR_F32
 from baton.protos.nouns import Sampling

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.kernels.abi import build, native
-from baton.kernels.dense.packed import pack_f16, pack_f32
 from baton.kernels.linear import cpu, reference
 from baton.kernels.linear.packed import W4, W8, PackedWeight, pack_bf16, pack_e4m3, quantize
+from baton.kernels.linear.packed_floats import pack_f16, pack_f32
 from baton.kernels.linear.rounding import EXACT, WHOLE, best_scale
 from tests.kernels import linear_suite as suite
 from tests.kernels.conftest import needs_native

@@ -15,9 +15,9 @@ from torch import Tensor
 from baton.kernels.abi import native as abi
 from baton.kernels.abi import torch_library
 from baton.kernels.cascade_attention.native import groups_of
-from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.integers import Integers, stack
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
+from baton.kernels.linear.packed_floats import pack_f32
 from baton.kernels.linear.torch_op import parts
 from baton.kernels.paged_attention.native import page_bytes
 from baton.kernels.paged_attention.stored import ELEMENTS

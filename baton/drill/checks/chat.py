@@ -13,7 +13,7 @@ from typing import NamedTuple
 import orjson
 
 from baton.drill.checks.text import DONE, AnswerText, finishes
-from baton.drill.parts.vocabulary import TOOLS
+from baton.drill.language.vocabulary import TOOLS
 from baton.drill.scenario import Request
 from baton.protos.json import Json
 

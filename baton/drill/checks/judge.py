@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
-from baton.drill.checks import chat, messages, oracle, text
+from baton.drill.checks import chat, messages, text
+from baton.drill.language import oracle
 from baton.drill.scenario import Request
 from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from baton.drill.checks import oracle
-from baton.drill.checks.oracle import EOS
-from baton.drill.parts.vocabulary import bytes_of
+from baton.drill.language import oracle
+from baton.drill.language.oracle import EOS
+from baton.drill.language.vocabulary import bytes_of
 from baton.drill.scenario import Request
 from baton.protos.json import Json
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from baton.drill.checks.fairness import FairnessWitness
-from baton.drill.parts.grammar import alike
+from baton.drill.language.grammar import alike
 from baton.drill.scenario import Phase, Request
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest

@@ -15,9 +15,9 @@ from typing import TypeVar
 from baton.cluster.batch_nouns import BatchJob, StoredFile
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.membership import connect
-from baton.drill.checks import oracle
+from baton.drill.language import oracle
+from baton.drill.machines.network import Network
 from baton.drill.parts.engine import MODEL_ID
-from baton.drill.parts.network import Network
 from baton.drill.parts.worker import EPOCH_S, NAMESPACE
 from baton.drill.redis.server import URL, connections
 from baton.drill.scenario import Batch, Fault

@@ -16,7 +16,7 @@ from baton.drill.checks.fairness import FairnessWitness, Wait
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.watch import Departed
 from baton.drill.loop import seeded_loop
-from baton.drill.parts.clock import CLOCK
+from baton.drill.machines.clock import CLOCK
 from baton.drill.parts.engine import MODEL_ID
 from baton.drill.parts.http import NUMBER, HttpCall
 from baton.drill.parts.router import RouterParts, SimulatedRouter

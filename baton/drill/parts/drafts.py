@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from baton.drill.checks import oracle
+from baton.drill.language import oracle
 from baton.engine.speculate.draft import GRADES, Draft, LearningSpeculator, SequenceView
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.names import AUTO, speculators

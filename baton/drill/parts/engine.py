@@ -14,16 +14,16 @@ from typing import cast
 
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
-from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
 from baton.drill.checks.watch import EngineWitness
+from baton.drill.language.grammar import GrammarDelays, SimulatedGrammars
+from baton.drill.language.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
 from baton.drill.loop import seeded_loop
+from baton.drill.machines.clock import MachineClock
+from baton.drill.machines.memory import Memory
+from baton.drill.machines.process import Process
 from baton.drill.parts.adapters import LIMITS, MOST_BYTES, MOST_RANK, SimulatedFiles
-from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.drafts import drafter
-from baton.drill.parts.grammar import GrammarDelays, SimulatedGrammars
-from baton.drill.parts.memory import Memory
 from baton.drill.parts.pages import PagedRunner
-from baton.drill.parts.process import Process
 from baton.drill.scenario import PageKind, Scenario
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.backends.paced.adapters import PacedAdapters

@@ -12,9 +12,9 @@ import contextvars
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
+from baton.drill.language.grammar import JSON
+from baton.drill.language.vocabulary import ROLES, TOOLS
 from baton.drill.parts.engine import MODEL_ID
-from baton.drill.parts.grammar import JSON
-from baton.drill.parts.vocabulary import ROLES, TOOLS
 from baton.drill.scenario import FORCED, Request
 from baton.router.request.environment import Environment
 

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, STATE_BYTES, VOCABULARY, Sight
+from baton.drill.language.oracle import EOS, MOST_TOKENS, ROW_BYTES, STATE_BYTES, VOCABULARY, Sight
 from baton.drill.scenario import PageKind, Scenario
 from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.backends.paced.runner import PacedRunner, choose, rows_after

@@ -33,12 +33,12 @@ from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
-from baton.drill.parts.clock import MachineClock
-from baton.drill.parts.grammar import SimulatedCheck
+from baton.drill.language.grammar import SimulatedCheck
+from baton.drill.language.vocabulary import simulated_text
+from baton.drill.machines.clock import MachineClock
+from baton.drill.machines.network import Network
+from baton.drill.machines.process import Process
 from baton.drill.parts.http import NumberingEnvironment
-from baton.drill.parts.network import Network
-from baton.drill.parts.process import Process
-from baton.drill.parts.vocabulary import simulated_text
 from baton.drill.parts.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer

@@ -25,13 +25,13 @@ from baton.cluster.roles import RoleWishes
 from baton.cost.fit import AdaptedStepFit, TransferFit
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.watch import Answers, Departed, EngineWitness
+from baton.drill.machines.clock import MachineClock
+from baton.drill.machines.network import Network
+from baton.drill.machines.process import Process
 from baton.drill.parts.adapters import LIMITS, SimulatedFiles
 from baton.drill.parts.aims import Aims
-from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.engine import MODEL_ID, SimulatedEngine, SimulatedPace
-from baton.drill.parts.network import Network
 from baton.drill.parts.pages import kind_of
-from baton.drill.parts.process import Process
 from baton.drill.parts.tier import FaultyStore, TierHealth, damage
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer

@@ -15,7 +15,7 @@ from redis.asyncio.connection import AbstractConnection
 
 import baton.drill.redis.commands  # noqa: F401  # registers the commands
 from baton.drill.loop import RESOLUTION_S, seeded_loop
-from baton.drill.parts.network import Network, NetworkConnection
+from baton.drill.machines.network import Network, NetworkConnection
 from baton.drill.redis.store import COMMANDS, OK, Answer, CommandError, KeySpace, Status
 
 ADDRESS = "redis:6379"

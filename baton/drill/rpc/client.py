@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Generator
 import grpc
 import grpc.aio
 
-from baton.drill.parts.network import Network, NetworkConnection
+from baton.drill.machines.network import Network, NetworkConnection
 from baton.drill.rpc.server import ServerCall
 from baton.drill.rpc.stream import (
     CANCELLED,

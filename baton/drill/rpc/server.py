@@ -9,7 +9,7 @@ from typing import Protocol
 
 import grpc
 
-from baton.drill.parts.network import NetworkConnection
+from baton.drill.machines.network import NetworkConnection
 from baton.drill.rpc.stream import (
     CANCELLED,
     EOF,

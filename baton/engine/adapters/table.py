@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from baton.engine.adapters.host import AdapterHost
 from baton.engine.adapters.packed import PackedAdapter
-from baton.engine.plan import AdapterHost
 from baton.protos import channel as ch
 from baton.protos.adapter_id import adapter_id
 from baton.protos.errors import (

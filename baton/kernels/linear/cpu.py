@@ -11,9 +11,9 @@ from torch import Tensor
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, NativeFunction, P
 from baton.kernels.abi.torch_library import require
-from baton.kernels.dense.packed import unpack_f32
 from baton.kernels.linear import reference
 from baton.kernels.linear.packed import E4M3, PackedWeight
+from baton.kernels.linear.packed_floats import unpack_f32
 from baton.kernels.step.structs import LINEAR_F16, LINEAR_F32
 
 ARGUMENTS = (P, P, I32, I64, I64, P, P, I32, I64)

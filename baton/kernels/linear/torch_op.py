@@ -13,7 +13,6 @@ from torch import Tensor
 
 from baton.kernels.abi.native import I64, P
 from baton.kernels.abi.torch_library import address, define, dense, require, runs_natively, symbol
-from baton.kernels.dense.packed import unpack_f32
 from baton.kernels.linear import reference
 from baton.kernels.linear.packed import (
     A16,
@@ -33,6 +32,7 @@ from baton.kernels.linear.packed import (
     PackedWeight,
     padded,
 )
+from baton.kernels.linear.packed_floats import unpack_f32
 from baton.kernels.step.structs import LINEAR_F16, LINEAR_F32
 
 # Of CODES, W8_OUTLIERS and E4M3_A8 ``mins`` is the table; ordered kinds alone have an ``order``.

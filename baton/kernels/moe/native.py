@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from baton.kernels.abi.native import BF16, F32, I64, P, declare
-from baton.kernels.dense.packed import pack_floats, unpack_f32
 from baton.kernels.linear.packed import PackedWeight, beside, one_of
+from baton.kernels.linear.packed_floats import pack_floats, unpack_f32
 from baton.kernels.moe.reference import ExpertGate, Matrices
 from baton.kernels.step.structs import LINEAR_F16, LINEAR_F32
 

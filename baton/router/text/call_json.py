@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event
+from baton.router.text.tool_events import ArgumentsEvent, CallEvent, Event
 
 ARGUMENTS = frozenset({"arguments", "parameters"})
 _SPACE = " \t\r\n"

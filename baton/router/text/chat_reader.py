@@ -12,7 +12,8 @@ import msgspec
 
 from baton.protos.json import Json
 from baton.router.text.reasoning_parsers import ReasoningParser
-from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, TextEvent, ToolParser
+from baton.router.text.tool_events import ArgumentsEvent, CallEvent, Event, TextEvent
+from baton.router.text.tool_parsers import ToolParser
 
 MessageDelta = Json
 

@@ -9,7 +9,7 @@ import msgspec
 from baton.drill.checks.chat import Said, wrong_chat
 from baton.drill.checks.messages import read_messages
 from baton.drill.checks.text import AnswerText
-from baton.drill.parts.vocabulary import PIECES
+from baton.drill.language.vocabulary import PIECES
 from baton.drill.scenario import Request
 from baton.protos.json import Json
 from baton.protos.nouns import Sampling

@@ -7,8 +7,9 @@ import json
 import msgspec
 import numpy as np
 
-from baton.drill.checks import oracle, text
-from baton.drill.checks.oracle import EOS
+from baton.drill.checks import text
+from baton.drill.language import oracle
+from baton.drill.language.oracle import EOS
 from baton.drill.scenario import Request
 from baton.protos.nouns import Grammar, Sampling
 

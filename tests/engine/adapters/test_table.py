@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.host import AdapterHost
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.adapters.table import AdapterTable, ReadAdapter
-from baton.engine.plan import AdapterHost
 from baton.protos import channel as ch
 from baton.protos.adapter_id import adapter_id
 from baton.protos.errors import AdapterNotLoaded, AdapterRefused, BatonError

@@ -11,8 +11,8 @@ import torch
 
 from baton.kernels.abi import native
 from baton.kernels.cuda import build, shim
-from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import quantize
+from baton.kernels.linear.packed_floats import pack_f32
 from tests.kernels import dense_suite as suite
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now

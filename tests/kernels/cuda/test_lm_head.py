@@ -11,8 +11,8 @@ import torch
 
 from baton.kernels.abi import native
 from baton.kernels.cuda import build, shim
-from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import pack_e4m3
+from baton.kernels.linear.packed_floats import pack_f32
 from baton.kernels.linear.reference import e4m3_rows
 from tests.kernels import head_suite as suite
 from tests.kernels.linear_suite import off

@@ -11,7 +11,8 @@ from baton.protos.grammar import byte_tokenizer, compiled
 from baton.protos.nouns import Grammar
 from baton.router.answer.grammar_check import GrammarCheck
 from baton.router.text.lazy_calls import CallSyntax, lazy_grammar
-from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, hermes, llama3, mistral
+from baton.router.text.tool_events import ArgumentsEvent, CallEvent
+from baton.router.text.tool_parsers import hermes, llama3, mistral
 
 POINT = {
     "type": "object",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.protos.errors import ConfigError
 from baton.router.text import reasoning_parsers, tool_parsers
-from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, TextEvent
+from baton.router.text.tool_events import ArgumentsEvent, CallEvent, TextEvent
 
 ARGS = {"city": 'Zürich "old"\n', "days": [1, {"a": "}"}], "x": None}
 TEXT = json.dumps(ARGS, ensure_ascii=False)

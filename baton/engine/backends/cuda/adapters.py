@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.host import AdapterHost
 from baton.engine.adapters.packed import Array, PackedAdapter
 from baton.engine.adapters.part_table import rows_of
 from baton.engine.backends.native.adapter_structs import AdapterStructs, Structs, address_of
 from baton.engine.backends.native.adapters import RowGroups
-from baton.engine.plan import AdapterHost, SequenceStep
+from baton.engine.plan import SequenceStep
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site, is_expert, site_count
 from baton.kernels.cuda.library import CudaLibrary, DeviceError

@@ -20,8 +20,8 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import FullAttention, Linear
 from baton.engine.program.program import Program
 from baton.kernels.abi import native
-from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16
+from baton.kernels.linear.packed_floats import pack_f32
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import ConfigError
 

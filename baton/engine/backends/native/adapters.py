@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.host import AdapterHost
 from baton.engine.adapters.packed import Array, PackedAdapter
 from baton.engine.adapters.part_table import rows_of
+from baton.engine.backends.adapter_matrices import matrices_of, require_held
 from baton.engine.backends.native.adapter_structs import AdapterStructs, address_of
-from baton.engine.backends.torch.adapters import matrices_of, require_held
-from baton.engine.plan import AdapterHost, SequenceStep
+from baton.engine.plan import SequenceStep
 from baton.engine.program.ops import Moe
 from baton.kernels.lora.reference import AdaptedRows
 from baton.kernels.lora.structs import LoraGroup, LoraStep

@@ -21,9 +21,9 @@ from baton.engine.program import ops as p
 from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
 from baton.engine.program.sites import expert_sites, head_site
-from baton.kernels.dense.packed import pack_floats
 from baton.kernels.linear.cpu import linear
 from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.linear.packed_floats import pack_floats
 from baton.kernels.lora.structs import OP_LM_HEAD_ADAPTED, OP_LORA, AdaptedHead, LoraStep
 from baton.kernels.moe.native import OP_MOE_ADAPTED, AdaptedMoeStruct, AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs

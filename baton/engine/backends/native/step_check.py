@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.backends.expert_gate import gate_of
 from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.backends.span_ops import SPAN_OPS, SpanOps
 from baton.engine.backends.spans import StepSpans, spans_of
-from baton.engine.backends.torch.interpreter import gate_of
 from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
 from baton.engine.program.sites import expert_sites, head_site

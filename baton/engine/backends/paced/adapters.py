@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.host import AdapterHost
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.adapters.part_table import rows_of
-from baton.engine.plan import AdapterHost
 from baton.protos.errors import AdapterNotLoaded
 
 

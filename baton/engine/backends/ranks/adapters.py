@@ -17,13 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.host import AdapterHost
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.adapters.part_table import PART_ROW, Rows, moved, rows_of
+from baton.engine.backends.adapter_matrices import require_held
 from baton.engine.backends.native.adapter_structs import PIECE_PARTS, AdapterStructs, address_of
 from baton.engine.backends.ranks.notes import AdapterNote, put, written
 from baton.engine.backends.ranks.own_parts import OwnParts
-from baton.engine.backends.torch.adapters import require_held
-from baton.engine.plan import AdapterHost, SequenceStep
+from baton.engine.plan import SequenceStep
 from baton.engine.program.rank_program import RankProgram
 from baton.protos.errors import AdaptersFull
 

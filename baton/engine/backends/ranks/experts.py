@@ -17,8 +17,8 @@ from baton.engine.backends.ranks.program import DealtLayer, NativeRankProgram
 from baton.engine.checkpoints.weights import RowSource
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
-from baton.kernels.dense.packed import pack_floats
 from baton.kernels.linear.packed import PackedWeight, one_of
+from baton.kernels.linear.packed_floats import pack_floats
 from baton.kernels.moe.native import AnyExperts
 
 PARTS = ("data", "scales", "mins", "row_scale")  # of a packed weight, which experts have each their own of

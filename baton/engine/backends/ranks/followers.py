@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
-from baton.engine.backends.ranks.hosts.links import LINK_S, LinkPlan
+from baton.engine.backends.ranks.link_plan import LINK_S, LinkPlan
 from baton.engine.config import EngineConfig
 from baton.kernels.collective.native import lose
 from baton.protos.errors import ErrorInfo, RankLost, StartupError, from_info

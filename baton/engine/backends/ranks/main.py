@@ -15,8 +15,9 @@ from importlib import import_module
 import msgspec
 
 from baton.engine.backends.ranks.followers import HEARD, LOST_STATUS, MOST_WORDS, RankReady, RankSpec
-from baton.engine.backends.ranks.hosts.links import LinkPlan, Links
+from baton.engine.backends.ranks.hosts.links import Links
 from baton.engine.backends.ranks.hosts.secured import rank_identity
+from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.backends.ranks.load import LoadedRank, RankNotes, load_rank
 from baton.engine.backends.ranks.memory import HEAR, RanksStruct, SharedMemory, follow, sizes_for
 from baton.engine.child import child_arguments

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
-from baton.engine.plan import AdapterHost, SequenceStep
-from baton.kernels.lora.reference import AdaptedRows, LoraMatrices
-from baton.protos.errors import AdapterNotLoaded
+from baton.engine.adapters.host import AdapterHost
+from baton.engine.adapters.packed import PackedAdapter
+from baton.engine.backends.adapter_matrices import Matrices, part_matrices, require_held
+from baton.engine.plan import SequenceStep
+from baton.kernels.lora.reference import AdaptedRows
 
-Matrices = dict[int, tuple[LoraMatrices, ...]]  # by site
 PIECE_PARTS = 32  # taken at a time, because a narrow matrix B takes some 10 µs
 Spans = list[tuple[str, range]]  # adapters of a step's sequences, and their rows
 
@@ -29,7 +29,7 @@ class TorchAdapters(AdapterHost):
         """Applies ``packed`` to sequences that name ``adapter``, in short pieces."""
         found: Matrices = {}
         for at, part in enumerate(packed.parts):
-            found[part.site.number] = (*found.get(part.site.number, ()), _matrices(packed, part))
+            found[part.site.number] = (*found.get(part.site.number, ()), part_matrices(packed, part))
             if at % PIECE_PARTS == PIECE_PARTS - 1:
                 yield
         self._held[adapter] = found
@@ -50,25 +50,6 @@ class TorchAdapters(AdapterHost):
             require_held(item.adapter, self._held)
 
 
-def require_held(adapter: str, held: Iterable[str]) -> None:
-    """Raises AdapterNotLoaded unless ``adapter`` is empty or among ``held``."""
-    if adapter and adapter not in held:
-        raise AdapterNotLoaded(f"adapter {adapter!r} is not loaded here", "adapter_id")
-
-
-def matrices_of(packed: PackedAdapter) -> Matrices:
-    """Returns an adapter's matrices by site number; matrices A are views of its memory."""
-    found: Matrices = {}
-    for part in packed.parts:
-        found[part.site.number] = (*found.get(part.site.number, ()), _matrices(packed, part))
-    return found
-
-
-def _matrices(packed: PackedAdapter, part: PackedPart) -> LoraMatrices:
-    a, b = _tensor(packed.first(part)), _tensor(packed.plain_second(part))
-    return LoraMatrices(a, b, part.scale, part.site.first, part.site.looked_up)
-
-
 def grouped(spans: Spans) -> dict[str, Tensor]:
     """Returns the rows of each adapter, int64; rows without an adapter are in no group."""
     found: dict[str, list[int]] = {}
@@ -76,9 +57,3 @@ def grouped(spans: Spans) -> dict[str, Tensor]:
         if adapter:
             found.setdefault(adapter, []).extend(rows)
     return {adapter: torch.tensor(rows) for adapter, rows in found.items()}
-
-
-def _tensor(values: Array) -> Tensor:
-    if values.dtype.itemsize == 4:
-        return torch.from_numpy(values)
-    return torch.from_numpy(values.view("int16")).view(torch.bfloat16)

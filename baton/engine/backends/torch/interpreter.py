@@ -5,7 +5,7 @@ Knows nothing of plans or requests. Ops are bound to their weights once; a step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from baton.engine.backends.expert_gate import gate_of
 from baton.engine.backends.span_ops import SPAN_OPS, SpanOps
 from baton.engine.backends.spans import StepSpans
 from baton.engine.backends.torch.adapters import TorchAdapters
@@ -37,7 +38,7 @@ from baton.engine.program.program import Program
 from baton.engine.program.sites import expert_sites, head_site
 from baton.kernels.lm_head.reference import capped
 from baton.kernels.moe.native import experts_of
-from baton.kernels.moe.reference import NO_ADAPTERS, ExpertAdapters, ExpertGate
+from baton.kernels.moe.reference import NO_ADAPTERS, ExpertAdapters
 from baton.protos.nouns import KvLayout
 
 Registers = dict[str, Tensor]
@@ -53,14 +54,6 @@ class KvPages(NamedTuple):
 
 
 Step = Callable[[Registers, StepBatch, KvPages], None]
-
-
-def gate_of(op: Moe, weights: Mapping[str, Any]) -> ExpertGate | None:
-    """Returns the activation gate of a layer of experts that has biases, with their values; None for SwiGLU."""
-    if op.gate is None:
-        return None
-    gate_up, down = (weights[name].float() for name in (op.gate.gate_up_bias, op.gate.down_bias))
-    return ExpertGate(gate_up, down, op.gate.alpha, op.gate.limit)
 
 
 class Interpreter:

@@ -19,7 +19,8 @@ from baton.router.api.openai.schema_text import refusal_of, schema_text
 from baton.router.api.openai.tool_schema import call_schema
 from baton.router.api.request_body import RequestBody
 from baton.router.text.call_json import CallParser
-from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, ToolParser
+from baton.router.text.tool_events import ArgumentsEvent, CallEvent, Event
+from baton.router.text.tool_parsers import ToolParser
 
 MAX_TOOLS = 128  # tools of one request, as OpenAI has it
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]

@@ -12,35 +12,11 @@ import pkgutil
 from types import ModuleType
 from typing import Protocol
 
-import msgspec
-
 from baton.protos.errors import ConfigError
+from baton.router.text.tool_events import Event
 
 AUTO = "auto"
 USUAL = "hermes"  # for a template that names none of the marks
-
-
-class TextEvent(msgspec.Struct, frozen=True):
-    """Carries text of the answer that is no part of a call."""
-
-    text: str
-
-
-class CallEvent(msgspec.Struct, frozen=True):
-    """Says that call number ``index`` (from 0) of function ``name`` begins."""
-
-    index: int
-    name: str
-
-
-class ArgumentsEvent(msgspec.Struct, frozen=True):
-    """Carries the next part of the JSON text of call ``index``'s arguments."""
-
-    index: int
-    text: str
-
-
-Event = TextEvent | CallEvent | ArgumentsEvent
 
 
 class ToolParser(Protocol):

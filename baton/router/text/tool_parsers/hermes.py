@@ -8,7 +8,8 @@ from __future__ import annotations
 from baton.router.text.call_json import CallParser
 from baton.router.text.lazy_calls import CallSyntax
 from baton.router.text.marks import Interlude, MarkSplitter
-from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
+from baton.router.text.tool_events import Event, TextEvent
+from baton.router.text.tool_parsers import ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS = (BEGIN,)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from baton.router.text.call_json import CallParser
 from baton.router.text.lazy_calls import CallSyntax
-from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
+from baton.router.text.tool_events import Event, TextEvent
+from baton.router.text.tool_parsers import ToolParser
 
 TAG = "<|python_tag|>"
 MARKS = (TAG, "<|eom_id|>", "Environment: ipython")

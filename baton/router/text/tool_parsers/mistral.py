@@ -10,7 +10,8 @@ import json
 from baton.router.text.call_json import CallParser
 from baton.router.text.lazy_calls import CallSyntax, json_of
 from baton.router.text.marks import Interlude, MarkSplitter
-from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
+from baton.router.text.tool_events import Event, TextEvent
+from baton.router.text.tool_parsers import ToolParser
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MARKS = (MARK,)

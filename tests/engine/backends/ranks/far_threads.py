@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable
 
 from baton.engine.backends.ranks.hosts.layout import hosts_of_ranks, ranks_on
-from baton.engine.backends.ranks.hosts.links import HostMemory, LinkPlan, Links, LinkServer
+from baton.engine.backends.ranks.hosts.links import HostMemory, Links, LinkServer
 from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
 from baton.engine.backends.ranks.hosts.secured import rank_identity
+from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.backends.ranks.load import LoadedRank, load_rank
 from baton.engine.backends.ranks.memory import SharedMemory, SharedSizes, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner

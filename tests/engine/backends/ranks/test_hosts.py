@@ -18,9 +18,10 @@ import torch
 from baton.engine.backends.ranks.hosts.agent import RankAgent
 from baton.engine.backends.ranks.hosts.control import Control, dial
 from baton.engine.backends.ranks.hosts.lead import RemoteHost
-from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, HostMemory, LinkPlan, Links, LinkServer
+from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, HostMemory, Links, LinkServer
 from baton.engine.backends.ranks.hosts.messages import HostShare
 from baton.engine.backends.ranks.hosts.secured import rank_identity
+from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.backends.ranks.memory import RanksStruct, show_pages
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig

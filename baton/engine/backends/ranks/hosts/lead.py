@@ -17,7 +17,7 @@ import msgspec
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.hosts.control import dial, read_key
 from baton.engine.backends.ranks.hosts.layout import FIELD, hosts_of_ranks, ranks_on
-from baton.engine.backends.ranks.hosts.links import TOKEN, HostMemory, LinkPlan, Links, LinkServer
+from baton.engine.backends.ranks.hosts.links import TOKEN, HostMemory, Links, LinkServer
 from baton.engine.backends.ranks.hosts.messages import (
     FROM_HOST,
     FromHost,
@@ -31,6 +31,7 @@ from baton.engine.backends.ranks.hosts.messages import (
 )
 from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
 from baton.engine.backends.ranks.hosts.secured import rank_identity
+from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.config import EngineConfig
 from baton.engine.program.program import Program
 from baton.kernels.abi.build import sources_key

@@ -13,13 +13,12 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from baton.engine.backends.ranks.hosts.control import exactly
 from baton.engine.backends.ranks.hosts.greeting import Greeter
 from baton.engine.backends.ranks.hosts.layout import MOST_HOSTS
 from baton.engine.backends.ranks.hosts.relay import relayed
 from baton.engine.backends.ranks.hosts.secured import dial_securely, reason
+from baton.engine.backends.ranks.link_plan import LINK_S, LinkPlan
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
 from baton.kv.wire.keepalive import notice_dead_peers
@@ -31,21 +30,6 @@ TOKEN = 32  # bytes of a worker's random token
 RANK = 4  # bytes of a rank's number
 WELCOME = b"1"
 LOOK_S = 1.0  # seconds between two looks at whether connections are still taken
-LINK_S = 60.0  # seconds in which all connections must come about; hosts may still map their memory
-
-
-class LinkPlan(msgspec.Struct, frozen=True):
-    """Says where a worker's hosts take connections (``addresses``, IP and port, by host), and which rank is
-    where.
-    """
-
-    token: bytes
-    addresses: tuple[tuple[str, int], ...]
-    places: tuple[int, ...]  # host of each rank
-
-    def ranks_elsewhere(self, host: int) -> set[int]:
-        """Returns the ranks that aren't on ``host``."""
-        return {rank for rank, place in enumerate(self.places) if place != host}
 
 
 class LinksStruct(ctypes.Structure):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.engine.backends.ranks.hosts.links import LinkPlan
+from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.config import EngineConfig
 from baton.protos.errors import ErrorInfo
 from baton.tls.identity import TlsFiles

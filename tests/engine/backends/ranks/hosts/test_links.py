@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, LinkPlan, Links
+from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, Links
+from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.backends.ranks.memory import RanksStruct, show_pages
 from baton.kernels.abi import native
 from baton.kernels.collective.native import group_at, group_bytes

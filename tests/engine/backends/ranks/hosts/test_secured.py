@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from baton.engine.backends.ranks.hosts.control import NONCE, dial
-from baton.engine.backends.ranks.hosts.links import HostMemory, LinkPlan, Links, LinkServer
+from baton.engine.backends.ranks.hosts.links import HostMemory, Links, LinkServer
 from baton.engine.backends.ranks.hosts.relay import relayed
 from baton.engine.backends.ranks.hosts.secured import dial_securely, rank_identity
+from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner

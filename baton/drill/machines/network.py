@@ -20,7 +20,7 @@ from typing import TypeVarTuple
 import msgspec
 
 from baton.drill.loop import seeded_loop
-from baton.drill.parts.memory import Memory
+from baton.drill.machines.memory import Memory
 
 KEEPALIVE_S = 15.0  # seconds without a way through after which both ends of a connection see it broken
 STEP_S = 1e-7  # seconds between two deliveries of one direction at least, so that timers keep their order

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from baton.drill.parts.grammar import follow
+from baton.drill.language.grammar import follow
 from baton.protos.nouns import Sampling
 
 ROW_BYTES = 16  # bytes of KV per token, one digest

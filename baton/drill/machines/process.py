@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 from baton.drill.loop import SeededLoop, StableHash
-from baton.drill.parts.clock import CLOCK, MachineClock
+from baton.drill.machines.clock import CLOCK, MachineClock
 
 T = TypeVar("T")
 OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
