@@ -47,8 +47,8 @@ new-seeds: $(STAMP)  ## 40 simulated clusters that no run had before: seeds from
 	@commit=$$(git rev-parse --short=7 HEAD 2>/dev/null) && first=$$((0x$$commit)) || first=$$(date +%s); \
 		set -x; $(BIN)/baton drill --first $${FIRST:-$$first} --seeds 40 --cores 2 $(ARGS)
 
-identity: $(STAMP)  ## 10^4 answers with drafts of every kind, preempted and killed, against those without
-	@BATON_IDENTITY=$${BATON_IDENTITY:-10000} $(BIN)/pytest -m soak --timeout 3600 -s tests/decode_worker/test_identity.py $(ARGS)
+identity: $(STAMP)  ## 10^4 answers of one engine and 10^4 of clusters with drafts, preempted and killed, against those without
+	@BATON_IDENTITY=$${BATON_IDENTITY:-10000} $(BIN)/pytest -m soak --timeout 3600 -s tests/decode_worker/test_identity.py tests/e2e/test_speculation_identity.py $(ARGS)
 
 rank-kills: $(STAMP)  ## 200 seeded kills of ranks under load (BATON_RANK_KILLS=N, BATON_RANK_KILLS_SEED=S)
 	@$(BIN)/pytest -m soak --timeout 7200 -s tests/e2e/test_rank_kills.py $(ARGS)

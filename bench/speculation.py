@@ -67,7 +67,7 @@ class Extent(msgspec.Struct, frozen=True):
     depths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
     chances: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9)
     fixed_steps: int = 24  # of a fixed depth, whose steps' median is taken
-    p99_steps: int = 480  # that a 99th percentile is taken of, where steps are short
+    p99_steps: int = 1440  # that a 99th percentile is taken of, where steps are short and rounds differ by percents
     warm_steps: int = 800  # of a new worker, before it is measured with set chances of acceptance
 
     @property

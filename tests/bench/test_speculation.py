@@ -61,7 +61,7 @@ def test_a_percentile_is_judged_by_what_two_runs_without_differ() -> None:
 
 def test_small_batches_take_more_rounds_so_that_a_percentile_has_steps_to_be_of() -> None:
     assert [speculation.QUICK.rounds_at(batch) for batch in (1, 8, 32)] == [5, 5, 3]
-    assert Extent(5).rounds_at(1) == 5
+    assert [Extent(5).rounds_at(batch) for batch in (1, 8, 32)] == [15, 10, 5]
 
 
 def test_a_peer_that_is_not_set_up_is_left_out_with_a_word(

@@ -24,6 +24,8 @@ START = 64  # steps in which what is left of these is forfeited
 PROVEN = 5.0  # tokens gained that aren't luck: drafts that don't pay seldom bring so many
 OWN_PROVEN = 1.0  # tokens gained by a sequence's own drafts, before they may make steps longer
 OWN_MOST = 6.0  # of which it may lose all
+PAID_SHARE = 0.75  # of the worker's last answers whose drafts paid, above which a new answer is trusted
+LAST_ANSWERS = 16  # that this share is taken of, older ones fading
 MOST_LOST = 4.0  # steps that may be lost, all sequences together, when drafts that paid begin to fail
 
 
@@ -33,6 +35,8 @@ class Allowance:
     def __init__(self, tries: bool = False) -> None:
         self._tries, self._saved, self._earned = tries, FIRST_SAVED if tries else 0.0, 0.0
         self._own: dict[int, float] = {}
+        self._trusted: set[int] = set()
+        self._paid = self._ended = 0.0  # faded counts of answers whose drafts paid, and of all that had any
 
     @property
     def is_new(self) -> bool:
@@ -43,6 +47,11 @@ class Allowance:
     def is_proven(self) -> bool:
         """Returns whether drafts have paid of late."""
         return self._earned >= PROVEN
+
+    @property
+    def is_promising(self) -> bool:
+        """Returns whether drafts brought more than they cost of late, if only by luck."""
+        return self._earned > 0.0
 
     def save(self, steps: int) -> None:
         """Records that ``steps`` more steps were run."""
@@ -56,12 +65,18 @@ class Allowance:
         return self.is_proven or self._saved >= 1.0 + extra
 
     def trusts(self, seq: int) -> bool:
-        """Returns whether the drafts of the sequence ``seq`` have paid of late, by its own account."""
-        return self._tries or self._own.get(seq, 0.0) >= OWN_PROVEN
+        """Returns whether the drafts of the sequence ``seq`` have paid of late, by its own account: it is trusted
+        from OWN_PROVEN on, until all is lost. A new one is trusted where most of the last ones were.
+        """
+        return self._tries or seq in self._trusted or (seq not in self._own and self._trusts_new)
+
+    @property
+    def _trusts_new(self) -> bool:
+        return self._paid >= PAID_SHARE * (self._ended + 1.0)
 
     def counts(self, seq: int) -> bool:
         """Returns whether a loss by drafts of the sequence ``seq`` would change any account."""
-        return self._earned > 0.0 or self.hopes(seq)
+        return self.is_promising or self.hopes(seq)
 
     def hopes(self, seq: int) -> bool:
         """Returns whether the sequence's last drafts brought more than they cost, if only by luck."""
@@ -72,7 +87,18 @@ class Allowance:
         cost, or would have.
         """
         self._earned = min(max(self._earned + gain, 0.0), PROVEN + MOST_LOST * sequences)
-        self._own[seq] = min(max(self._own.get(seq, 0.0) + gain, 0.0), OWN_MOST)
+        if seq not in self._own and self._trusts_new:
+            self._own[seq] = OWN_PROVEN
+            self._trusted.add(seq)
+        self._own[seq] = own = min(max(self._own.get(seq, 0.0) + gain, 0.0), OWN_MOST)
+        if own >= OWN_PROVEN or (seq in self._trusted and own > 0.0):
+            self._trusted.add(seq)
+        else:
+            self._trusted.discard(seq)
+
+    def failed(self, seq: int) -> None:
+        """Records that a draft of ``seq`` that was only watched brought nothing: if new, it has to earn trust."""
+        self._own.setdefault(seq, 0.0)
 
     def charge(self, extra: float) -> None:
         """Records that a step that took ``extra`` of a plain one more brought less than it cost."""
@@ -80,8 +106,13 @@ class Allowance:
             self._saved -= 1.0 + extra
 
     def end(self, seq: int) -> None:
-        """Forgets the account of the sequence ``seq``."""
-        self._own.pop(seq, None)
+        """Forgets the account of the sequence ``seq``; it is remembered whether its drafts paid, if any were
+        judged.
+        """
+        if self._own.pop(seq, None) is not None:
+            keep, paid = 1.0 - 1.0 / LAST_ANSWERS, seq in self._trusted
+            self._paid, self._ended = keep * self._paid + paid, keep * self._ended + 1.0
+        self._trusted.discard(seq)
 
 
 class Stake(NamedTuple):

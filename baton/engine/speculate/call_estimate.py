@@ -17,6 +17,7 @@ T = TypeVar("T", bound=SequenceView)
 SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
 UNFELT = 0.01  # share of a step's time that a call may take without being felt
 SELDOM = 250  # steps between calls that are felt: a 99th percentile sees one in a hundred
+SOONER = 4  # divides SELDOM while what is known of drafts is more good than bad
 AT_ONCE = 8  # sequences asked by a call that is felt: the first one takes most of the time, with cold caches
 FIRST_CALLS = 3  # of a worker, which are made as if they took FIRST_S, so that drafts which pay are found soon
 MOST_SAVED = 1.0  # calls that the time saved up may pay at once
@@ -37,23 +38,30 @@ class CallEstimate:
         self._brings: dict[int, float] = {}  # accepted tokens per call, faded
         self._usual = HOPE  # of all sequences: where a new one begins
         self._turn = 0
+        self._is_felt = False
         self._rest_s = 0.0  # a step's share of time, where nobody's drafts pay
 
     def chosen(
-        self, texts: Sequence[T], step_s: float, steps: int = 1, hopeful: Sequence[T] | None = None
+        self,
+        texts: Sequence[T],
+        step_s: float,
+        steps: int = 1,
+        hopeful: Sequence[T] | None = None,
+        promising: bool = False,
     ) -> list[T]:
         """Returns the sequences of ``texts`` to ask for drafts.
 
         A step of all ``texts`` takes ``step_s`` seconds and brings each one token; ``steps`` were run since the
         last call. Of ``hopeful`` ones (None: of all), those are asked whose drafts are expected to be worth a call.
+        ``promising`` says that drafts brought more than they cost so far, if only by luck.
         """
         token_s = step_s / max(1, len(texts))
         hopeful = texts if hopeful is None else hopeful
         asked = [text for text in hopeful if self._expected(text) * token_s > self.call_s]
         share_s = SHARE * step_s
-        is_felt = self._calls >= FIRST_CALLS and self.call_s >= UNFELT * step_s
+        self._is_felt = is_felt = self._calls >= FIRST_CALLS and self.call_s >= UNFELT * step_s
         if is_felt:
-            share_s = min(share_s, self.call_s / SELDOM)
+            share_s = min(share_s, self.call_s * (SOONER if promising else 1) / SELDOM)
         self._saved_s = min(self._saved_s + steps * share_s, max(MOST_SAVED * self.call_s, share_s))
         count = min(int(self._saved_s / self.call_s), len(texts) - len(asked))
         self._rest_s = 0.0 if asked else share_s
@@ -67,6 +75,11 @@ class CallEstimate:
         self._turn += count
         begin = (self._turn - count) % len(others)
         return asked + (others[begin:] + others[:begin])[:count]
+
+    @property
+    def is_felt(self) -> bool:
+        """Returns whether a call made in the present step is felt, so that calls are few."""
+        return self._is_felt
 
     def rest(self) -> int:
         """Returns how many steps of the same texts may pass before any could be chosen, because no drafts pay; 0 if

@@ -118,7 +118,10 @@ class Speculator(ABC):
 
     @abstractmethod
     def propose(self, text: SequenceView, budget: int) -> Draft | None:
-        """Returns a draft for the sequence, at most ``budget`` places deep, or None without a guess."""
+        """Returns a draft for the sequence, at most ``budget`` places deep, or None without a guess.
+
+        After a call for a sequence, there may be further ones for what it was some tokens before.
+        """
 
     @abstractmethod
     def end(self, text: SequenceView) -> None:

@@ -35,6 +35,9 @@ WATCHED = 8  # of so many steps without speculation one is timed, because the ma
 # Share by which drafts lengthen a step at most if some of its sequences gain nothing by them.
 MOST_FOR_OTHERS = 0.25
 MOST_ENDED = 16  # ended answers that wait to be forgotten, which takes a time that a single step shouldn't have
+LOOKED_BACK = 0.5  # share by which looking back lengthens a step, which it does once in 250: 0.2% of the time
+FIRST_PLACE = 0.5  # of a call's time for a place that is looked back on, until it is known
+PLACE_NEW = 0.3  # weight of the last time per place that was looked back on
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
 
 
@@ -78,6 +81,7 @@ class Drafter:
         self._ended: dict[int, SequenceView] = {}  # texts that are still to be forgotten
         self._gone: list[int] = []  # sequences that were forgotten before their last step is settled
         self._prompt_token_s = 0.0
+        self._looked_back_s = self._place_s = 0.0  # in the present step; estimated for one place, once known
         self._probed: int | None = None
         self._sequence_steps, self._read_ahead = 0, 0  # steps of sequences that wrote; prompts' tokens read early
         self._rest, self._rested = 0, 0  # steps that nobody need be thought about, and those since somebody was
@@ -95,16 +99,16 @@ class Drafter:
         if is_control or not writers or self._rests(writers):
             self._comparison.add(count, 0.0)
             return {}
-        began = self._clock()
+        began, self._looked_back_s = self._clock(), 0.0
         asked, found = self._planned(writers, prompt_tokens, limit_s)
         rest = self._asking.rest()
         soon = bool(asked) or self._judge.is_watching  # a verdict over what they draft is soon due
         self._rest = min(rest, MOST_DRAFTS - 1) if soon else rest  # looks at kept drafts are felt, too
-        self._rested, took = 0, self._clock() - began
+        self._rested, took, looked_back_s = 0, self._clock() - began, self._looked_back_s
         self._comparison.add(count, took)
         self.tally = self.tally._replace(seconds=self.tally.seconds + took)
         if asked:
-            self._asking.took(asked, took)  # thinking about whom to ask is part of its price
+            self._asking.took(asked, took - looked_back_s)  # thinking about whom to ask is part of its price
         return found
 
     def _rests(self, writers: Sequence[Writer]) -> bool:
@@ -132,7 +136,8 @@ class Drafter:
         self._allowance.save(steps)
         for text in able:
             self._judge.learn(text)
-        asked = self._asking.chosen(able, self._costs.of(count) + prompt_s, steps, self._hopeful(able))
+        step_s, promising = self._costs.of(count) + prompt_s, self._allowance.is_promising
+        asked = self._asking.chosen(able, step_s, steps, self._hopeful(able), promising)
         if asked:
             self._forget_ended()
         opened = [text for text in asked if self._is_open(text.seq)]
@@ -154,11 +159,31 @@ class Drafter:
         """Keeps a draft of each of ``texts``, to compare it with what is written."""
         for text in texts:
             drafts = self._proposals.of(text)
+            self._look_back(text, count)
             if not drafts:
                 self._asking.brought(text.seq, 0)
                 continue
             self._judge.keep(text, self._proposals.likeliest(text.seq, drafts), count)
             self.tally = self.tally._replace(proposed=self.tally.proposed + 1)
+
+    def _look_back(self, text: Writer, count: int) -> None:
+        """Judges what drafts of ``text`` would have brought so far, if calls are felt and few; this lengthens such
+        a step by LOOKED_BACK at most.
+        """
+        left_s = LOOKED_BACK * self._costs.of(count) - self._looked_back_s
+        place_s = self._place_s or FIRST_PLACE * self._asking.call_s
+        if not self._asking.is_felt or left_s < place_s:
+            return
+        began = self._clock()
+        made = self._judge.look_back(text, self._likeliest, count, int(left_s / place_s))
+        took = self._clock() - began
+        self._looked_back_s += took
+        if made:
+            self._place_s = place_s + PLACE_NEW * (took / made - place_s)
+
+    def _likeliest(self, text: Writer) -> Draft | None:
+        drafts = self._proposals.of(text)
+        return self._proposals.likeliest(text.seq, drafts) if drafts else None
 
     def _worthy(
         self,
@@ -181,7 +206,7 @@ class Drafter:
             if depth
         }
         for text in opened:
-            if text.seq not in chosen and (self._allowance.is_proven or text.seq not in waiting):
+            if text.seq not in chosen and text.seq not in waiting:
                 self._asking.brought(text.seq, 0)
         self.tally = self.tally._replace(proposed=self.tally.proposed + len(weighed))
         return chosen

@@ -6,7 +6,7 @@ reckoned when it has agreed with something, so that drafts which don't stand tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from baton.engine.speculate.acceptance import AcceptanceEstimate
@@ -15,7 +15,7 @@ from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.depth import best_depths, cost
 from baton.engine.speculate.draft import Draft, SequenceView
 from baton.engine.speculate.row_cost import RowCost, Vector
-from baton.engine.speculate.watch import LEAST_WATCHED, DraftVerdict, Watch, Watches
+from baton.engine.speculate.watch import LEAST_WATCHED, DraftVerdict, Watch, Watches, earlier, places, stood
 
 MOST_ROWS = 256  # drafts in one step
 
@@ -77,6 +77,27 @@ class DraftJudge:
         """Keeps a draft that was proposed in a step of ``sequences`` and isn't verified, to judge it later."""
         self._watches.begin(text.seq, Watch(draft, len(text.tokens), LEAST_WATCHED, sequences=sequences))
 
+    def look_back(
+        self, text: SequenceView, drafts: Callable[[Writer], Draft | None], sequences: int, most: int
+    ) -> int:
+        """Judges the ``drafts`` that would have been made at up to ``most`` places while the answer was written,
+        each where the one before would have left off; returns their number. One that agrees with all that was
+        written since is kept.
+        """
+        following = made = 0
+        for at in places(text, most):
+            if at < following:
+                continue
+            draft, made = drafts(earlier(text, at)), made + 1
+            if draft is None:
+                continue
+            self._watches.begin(text.seq, Watch(draft, at, LEAST_WATCHED, sequences=sequences))
+            self.learn(text)
+            if text.seq in self._watches:
+                break
+            following = at + len(stood(draft, text.tokens[at:])[0])
+        return made
+
     def keep_rest(
         self, weighed: Sequence[WeighedDraft], depths: Sequence[int], seconds: Vector, count: int
     ) -> set[int]:
@@ -131,6 +152,8 @@ class DraftJudge:
         """Learns from a draft that wouldn't have been verified, or of which nothing stood."""
         if verdict.watch.is_rest:
             return
+        if len(verdict.rows) == 1:
+            self._allowance.failed(seq)
         self._chances.judge(seq, verdict.watch.draft, len(verdict.rows) - 1, verdict.rows, verdict.unseen)
         self._asking.brought(seq, 0)
 
@@ -141,10 +164,9 @@ class DraftJudge:
             self._chances.judge(seq, watch.draft, len(rows) - 1, rows, known)
         if watch.cost is None or not watch.nodes:
             return
-        if not self._allowance.is_proven:
-            if not watch.is_rest:
-                self._asking.brought(seq, verdict.brought)
-            self._go_on(seq, verdict)
+        if not watch.is_rest:
+            self._asking.brought(seq, verdict.brought)
+        self._go_on(seq, verdict)
         self._allowance.settle(seq, verdict.brought - watch.cost, watch.sequences)
 
     def _go_on(self, seq: int, verdict: DraftVerdict) -> None:

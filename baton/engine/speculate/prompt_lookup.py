@@ -36,7 +36,7 @@ class PromptLookup(Speculator):
         known.catch_up(CATCH_UP)
         if (begun := _begun(text, budget)) is not None:
             return begun
-        matches = known.matches()
+        matches = known.matches(len(text.tokens))
         if not matches:
             return None
         best = max(matches, key=lambda match: match.length)  # of equal ones the latest

@@ -18,7 +18,7 @@ KNOWN = 8  # steps after which a deviation counts as the machine's drift
 MOST_OFF = math.log(2.0)  # a step that deviates by more (a hiccup) counts as this much
 # Slope of log time by log rows beyond the most rows seen. Costs rise in stairs, and a number of rows that seems too
 # expensive is never tried: one step corrects an optimistic estimate, none a pessimistic one.
-FIRST_SLOPE = 0.25
+FIRST_SLOPE = 0.1
 GROWTH = 2  # times as many rows as were seen, at most, are tried
 RENEW = 8  # steps between two interpolations
 STALE = 4096  # observed steps in which a number of rows has to be seen again, else it is forgotten

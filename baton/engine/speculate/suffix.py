@@ -63,7 +63,8 @@ class Suffix(Speculator):
             return None
         known = self._of(text)
         known.catch_up(CATCH_UP)
-        return known.longest(FOUR) or known.longest(PAIR)
+        length = len(text.tokens)
+        return known.longest(FOUR, length) or known.longest(PAIR, length)
 
     def _of(self, text: SequenceView) -> SearchableText:
         if (known := self._known.get(text.seq)) is None:

@@ -105,15 +105,22 @@ class SearchableText:
         """Returns the text's last LONGEST tokens."""
         return spelled(self._tokens[-LONGEST:]) if self.behind else self.text[-LONGEST:]
 
-    def matches(self) -> list[Match]:
-        """Returns up to TRIED earlier matches with the text's end, the latest first; none after one of LONGEST
-        tokens.
+    def matches(self, length: int | None = None) -> list[Match]:
+        """Returns up to TRIED earlier matches with the end of the first ``length`` tokens (None: of all).
+
+        The latest is first; there is none after one of LONGEST tokens.
         """
-        return list(tried(self._places(PAIR)))
+        return list(tried(self._places(PAIR, length)))
 
-    def longest(self, anchor: int) -> Match | None:
-        """Returns the longest of the latest earlier matches of ``anchor`` tokens or more; None without any."""
-        return longest(self._places(anchor))
+    def longest(self, anchor: int, length: int | None = None) -> Match | None:
+        """Returns the longest of the latest earlier matches of ``anchor`` tokens or more with the end of the first
+        ``length`` tokens (None: of all); None without any.
+        """
+        return longest(self._places(anchor, length))
 
-    def _places(self, anchor: int) -> Iterator[Match]:
-        return places(self.text, self.tail, anchor, len(self.text) - 1)
+    def _places(self, anchor: int, length: int | None) -> Iterator[Match]:
+        later = 0 if length is None else len(self._tokens) - length
+        if length is None or not later:
+            return places(self.text, self.tail, anchor, len(self.text) - 1)
+        text = self.text[: max(0, len(self.text) - max(0, later - self.behind))]
+        return places(text, spelled(self._tokens[max(0, length - LONGEST) : length]), anchor, len(text) - 1)

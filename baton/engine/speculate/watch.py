@@ -1,19 +1,22 @@
 """Compares drafts with what the target wrote without them: they are judged, and no step gets longer.
 
 Knows nothing of costs or estimates. A draft that is accepted by choice would have been accepted exactly as far as
-it equals the tokens that follow.
+it equals the tokens that follow. Where calls for drafts are felt and therefore few, one that looks back, on a text
+as it was some tokens ago, tells as much as many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, overload
 
-from baton.engine.speculate.draft import Draft
+from baton.engine.speculate.draft import Draft, SequenceView
 from baton.engine.speculate.tree import ROOT, depths
+from baton.protos.nouns import EngineRequest
 
 AGREED = 2  # tokens in which a draft and its text agree, seldom by chance
 LEAST_WATCHED = 4  # places ahead that a draft is compared with what is written
+MOST_PLACES = 32  # tokens of an answer that are looked back on
 
 
 class Watch(NamedTuple):
@@ -95,15 +98,17 @@ class Watches:
         if watch is None or (len(tokens) == watch.at and not is_last):
             return None
         coming = tokens[watch.at : watch.at + len(watch.draft.tokens)]
-        rows, ended = _stood(watch.draft, coming)
+        rows, ended = stood(watch.draft, coming)
         if not ended and len(coming) < watch.enough and not is_last:
             return None
         del self._watched[seq]
         return DraftVerdict(watch, rows, () if ended else _beyond(watch.draft, len(coming)))
 
 
-def _stood(draft: Draft, coming: Sequence[int]) -> tuple[Sequence[int], bool]:
-    """Returns the rows of ``draft`` that equal the tokens ``coming``, and whether no further one can."""
+def stood(draft: Draft, coming: Sequence[int]) -> tuple[Sequence[int], bool]:
+    """Returns the rows of a step with ``draft`` that the tokens ``coming`` accept, and whether no further one can
+    be.
+    """
     if not draft.parents:
         for count, (token, wrote) in enumerate(zip(draft.tokens, coming, strict=False)):
             if token != wrote:
@@ -125,3 +130,51 @@ def _beyond(draft: Draft, places: int) -> Sequence[int]:
     if not draft.parents:
         return range(places, len(draft.tokens))
     return [node for node, depth in enumerate(depths(draft.parents)) if depth >= places]
+
+
+class Beginning(Sequence[int]):
+    """Is the first ``length`` of ``tokens``, without a copy."""
+
+    def __init__(self, tokens: Sequence[int], length: int) -> None:
+        self._tokens, self._length = tokens, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        if isinstance(at, slice):
+            begin, end, step = at.indices(self._length)
+            return self._tokens[begin:end:step]
+        return self._tokens[range(self._length)[at]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens[: self._length])
+
+
+class EarlierView(NamedTuple):
+    """Is a sequence as it was when it had fewer tokens. What its grammar forced then isn't known."""
+
+    seq: int
+    request: EngineRequest
+    tokens: Sequence[int]
+    outputs: int
+    draft_room: int
+    forced: Sequence[int] = ()
+
+
+def earlier(text: SequenceView, length: int) -> EarlierView:
+    """Returns ``text`` as it was with its first ``length`` tokens, which end in its answer or where that begins."""
+    left = len(text.tokens) - length
+    return EarlierView(text.seq, text.request, Beginning(text.tokens, length), text.outputs - left, left)
+
+
+def places(text: SequenceView, most: int) -> range:
+    """Returns the lengths of ``text`` at up to ``most`` places of its answer, to look back on."""
+    length = len(text.tokens)
+    return range(length - min(text.outputs, MOST_PLACES, most), length)

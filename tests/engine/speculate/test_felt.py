@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.engine.speculate.allowance import LAST_ANSWERS, OWN_PROVEN, Allowance
 from baton.engine.speculate.draft import Draft, SequenceView, Speculator
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.names import AUTO, speculators
@@ -12,11 +13,13 @@ from tests.engine.speculate.world import (
     CALL_S,
     Clock,
     Costly,
+    Known,
     Machine,
     Played,
     Text,
     copied,
     flat,
+    gentle,
     misleading,
     new,
     p99,
@@ -129,3 +132,37 @@ def test_where_rows_cost_too_much_copying_text_loses_no_more_than_what_it_takes_
     found = played(machine, (copied,), 64, 400)
     assert found.rate >= 0.98
     assert sum(step > 1.1 for step in found.steps) < 20
+
+
+def test_a_new_answer_is_trusted_where_those_before_it_paid_and_no_longer_once_it_lost_that() -> None:
+    allowance = Allowance()
+    assert not allowance.trusts(0)
+    for seq in range(LAST_ANSWERS):
+        allowance.settle(seq, OWN_PROVEN, 1)
+        allowance.end(seq)
+    assert allowance.trusts(20), "at once"
+    allowance.settle(20, -0.4, 1)
+    assert allowance.trusts(20), "a little luck"
+    allowance.settle(20, -0.7, 1)
+    assert not allowance.trusts(20)
+    allowance.failed(21)
+    assert not allowance.trusts(21), "its first draft, which was watched, brought nothing"
+    for seq in range(30, 36):
+        allowance.failed(seq)
+        allowance.end(seq)
+    assert not allowance.trusts(40)
+
+
+def test_drafts_that_are_only_watched_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafts of sequences that aren't trusted are watched, what they would bring counts as if they had: else
+    nobody would be asked any more, and the draft of one in a batch, which is asked now and then, never pays alone.
+    """
+    clock, known = Clock(), Known(0.6)
+    drafter = Drafter([Costly(known, clock)], clock)
+    play(drafter, clock, gentle, (known.text,), 8, 200)
+    assert drafter._allowance.is_proven
+    monkeypatch.setattr(drafter, "_is_trusted", lambda text: False)
+    before, known = drafter.tally.proposed, Known(0.6)
+    drafter._speculators = drafter._proposals._speculators = [Costly(known, clock)]
+    play(drafter, clock, gentle, (known.text,), 8, 200)
+    assert drafter.tally.proposed - before > 200 * 8 / 4

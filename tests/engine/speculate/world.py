@@ -57,6 +57,16 @@ def misleading(prompt: list[int], rng: random.Random) -> list[int]:
     return [rng.randrange(16) for _ in range(ANSWER + 20)]
 
 
+def quick(rows: int) -> float:
+    """Each row costs a little of a short step, in which calls for drafts are felt."""
+    return 2e-3 * (0.91 + 0.09 * rows)
+
+
+def gentle(rows: int) -> float:
+    """Twice as many rows as eight take 28% longer."""
+    return 4e-3 * (0.72 + 0.28 * rows / 8)
+
+
 class Clock:
     """Counts the seconds that the world has played so far."""
 
@@ -68,18 +78,43 @@ class Clock:
 
 
 class Costly(Speculator):
-    """A speculator whose calls take virtual time."""
+    """A speculator whose calls take virtual time; those right behind another one take ``again`` of it."""
 
-    def __init__(self, inner: Speculator, clock: Clock, call_s: float = CALL_S) -> None:
+    def __init__(self, inner: Speculator, clock: Clock, call_s: float = CALL_S, again: float = 1.0) -> None:
         self.name, self._inner, self._clock, self._call_s = inner.name, inner, clock, call_s
+        self._again, self._last = again, -1.0
 
     def propose(self, text: SequenceView, budget: int) -> Draft | None:
-        self._clock.now += self._call_s
+        is_again = self._last == self._clock.now
+        self._clock.now += self._call_s * (self._again if is_again else 1.0)
+        self._last = self._clock.now
         self._inner.branches = self.branches
         return self._inner.propose(text, budget)
 
     def end(self, text: SequenceView) -> None:
         self._inner.end(text)
+
+
+class Known(Speculator):
+    """Proposes what will be written, each token right by ``chance``: ``text`` is the kind of text to play."""
+
+    name = "known"
+
+    def __init__(self, chance: float, seed: int = 0) -> None:
+        self._chance, self._rng = chance, random.Random(seed)
+        self._answers: list[list[int]] = []
+
+    def text(self, prompt: list[int], rng: random.Random) -> list[int]:
+        """Returns an answer that repeats nothing; its number is that of the sequence."""
+        self._answers.append(new(prompt, rng))
+        return self._answers[-1]
+
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
+        coming = self._answers[text.seq - 1][text.outputs : text.outputs + budget]
+        return Draft([t if self._rng.random() < self._chance else t ^ 1 for t in coming], self.name, 0)
+
+    def end(self, text: SequenceView) -> None:
+        """Does nothing, because nothing is remembered."""
 
 
 class Played(NamedTuple):
@@ -125,8 +160,11 @@ def play(
     steps: int,
     seed: int = 0,
     noise: float = 0.0,
+    warm: int = 0,
 ) -> Played:
-    """Plays ``steps`` steps of ``batch`` answers at once; kinds of texts take turns."""
+    """Plays ``steps`` steps of ``batch`` answers at once; kinds of texts take turns. The rate is of those behind
+    the first ``warm``.
+    """
     rng, numbers, none = random.Random(seed), numbered(), machine(batch)
 
     def begun() -> tuple[Written, list[int], list[float], Text]:
@@ -141,8 +179,10 @@ def play(
         text.tokens += answer[1 : rng.randrange(1, ANSWER // 2)]
     took, clients = list[float](), dict[Text, list[float]]()
     tokens, drafted, start = 0, 0, clock.now
-    for _ in range(steps):
+    for step in range(steps):
         began = clock.now
+        if step == warm:
+            tokens, start = 0, began
         for text, *_ in lives:
             text.draft_room = max(0, ANSWER - text.outputs - 1)
         drafts = drafter.plan([text for text, *_ in lives])

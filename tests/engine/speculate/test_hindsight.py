@@ -1,0 +1,73 @@
+"""Looking back on an answer: drafts are those of that time, and judged by what was written since."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.engine.speculate.draft import Speculator
+from baton.engine.speculate.drafter import LOOKED_BACK, Drafter
+from baton.engine.speculate.prompt_lookup import PromptLookup
+from baton.engine.speculate.suffix import Suffix
+from baton.engine.speculate.watch import MOST_PLACES, earlier, places
+from tests.engine.speculate.texts import Written
+from tests.engine.speculate.world import Clock, Costly, Known, Machine, flat, gentle, play, quick
+
+CALL_S, AGAIN = 100e-6, 0.25  # of 2 ms: it is felt; with warm caches less
+
+
+@pytest.mark.parametrize("kind", [PromptLookup, Suffix])
+@given(st.lists(st.integers(0, 2), min_size=3, max_size=60), st.integers(1, 20), st.booleans())
+def test_a_draft_of_earlier_is_the_one_that_was_made_then(
+    kind: type[Speculator], tokens: list[int], back: int, branches: bool
+) -> None:
+    now, then = kind(), kind()
+    now.branches = then.branches = branches
+    text, length = Written(1, tokens, 1), max(1, len(tokens) - back)
+    now.propose(text, 8)
+    assert now.propose(earlier(text, length), 8) == then.propose(Written(1, tokens[:length], 1), 8)
+
+
+def test_an_earlier_view_ends_where_it_says() -> None:
+    view = earlier(Written(7, list(range(20)), 5, prediction=(3,)), 12)
+    assert (view.seq, view.outputs, view.draft_room, len(view.tokens)) == (7, 7, 8, 12)
+    assert list(view.tokens) == list(view.tokens[:]) == list(range(12))
+    assert (view.tokens[-1], view.tokens[-3:], view.tokens[8:99]) == (11, [9, 10, 11], [8, 9, 10, 11])
+    assert list(view.request.prediction) == [3]
+    with pytest.raises(IndexError):
+        view.tokens[12]
+
+
+def test_no_more_than_the_answer_is_looked_back_on() -> None:
+    assert list(places(Written(1, list(range(20)), 17), 9)) == [17, 18, 19]
+    assert len(places(Written(1, list(range(200)), 5), 999)) == MOST_PLACES
+    assert len(places(Written(1, list(range(200)), 5), 4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("machine", "batch", "chance"),
+    [(flat, 1, 0.3), (quick, 1, 0.6), (quick, 1, 0.9), (gentle, 8, 0.6), (gentle, 8, 0.9)],
+)
+def test_where_calls_are_felt_drafts_bring_most_of_what_the_best_depth_would(
+    machine: Machine, batch: int, chance: float
+) -> None:
+    """The look back tells in a few calls what else would take thousands of steps."""
+    clock, known = Clock(), Known(chance)
+    drafter = Drafter([Costly(known, clock, CALL_S / batch, AGAIN)], clock)
+    steps = 2400 if batch == 1 else 1200
+    found = play(drafter, clock, machine, (known.text,), batch, steps, noise=0.03, warm=steps // 2)
+    best = max(
+        sum(chance**at for at in range(depth + 1)) * machine(batch) / machine(batch * (1 + depth))
+        for depth in range(17)
+    )
+    assert found.rate >= 0.85 * best
+
+
+def test_looking_back_takes_next_to_nothing_where_nothing_stands() -> None:
+    clock, known = Clock(), Known(0.0)
+    drafter = Drafter([Costly(known, clock, CALL_S, AGAIN)], clock)
+    found = play(drafter, clock, quick, (known.text,), 1, 4000)
+    assert found.rate >= 0.99
+    assert max(found.steps) < 1.0 + LOOKED_BACK + 0.1
+    assert sum(step > 1.01 for step in found.steps) < 0.01 * len(found.steps)
