@@ -18,7 +18,7 @@ from pydantic_settings import PydanticBaseSettingsSource as Source
 from baton.cluster.hosts import LOOPBACK as LOOPBACK
 from baton.cluster.sections.adapters import AdaptersConfig
 from baton.cluster.sections.base import Section
-from baton.cluster.sections.cluster import ACCELERATORS_PER_ENGINE, ClusterConfig, Pool, pool_worker
+from baton.cluster.sections.cluster import ACCELERATORS_PER_ENGINE, ClusterConfig, Pool, pool_worker, ranks_on_cards
 from baton.cluster.sections.controller import ControllerConfig
 from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClassSection, RouterConfig
 from baton.cluster.sections.services import RayConfig, RedisConfig, TelemetryConfig
@@ -166,19 +166,22 @@ def _check_pools(config: BatonConfig) -> None:
         )
     for pool in pools:
         try:
-            _check_gpus(pool, pool_worker(config.worker, pool).device)
+            _check_gpus(pool, pool_worker(config.worker, pool))
         except ValidationError as error:
             first = error.errors()[0]
             key = f"cluster.pools {pool.name}: worker.{'.'.join(str(part) for part in first['loc'])}"
             raise ConfigError(f"{key}: {first['msg']}, got {first['input']!r}", "cluster.pools") from None
 
 
-def _check_gpus(pool: Pool, device: str) -> None:
-    reserved = pool.gpus(device)
-    if reserved > ACCELERATORS_PER_ENGINE:
+def _check_gpus(pool: Pool, worker: WorkerConfig) -> None:
+    used = ranks_on_cards(worker) * ACCELERATORS_PER_ENGINE
+    gang = max(pool.gang, ranks_on_cards(worker))  # a bundle per rank
+    reserved = gang * pool.resources.get("GPU", 1.0 if worker.device == "cuda" else 0.0)
+    if reserved > used or (used > 1 and reserved < used):
+        more = "" if used > 1 else " and a higher count"
         raise ConfigError(
-            f"cluster.pools {pool.name}: {reserved:g} GPUs would be reserved for each worker (gang {pool.gang}), "
-            f"and its engine computes on {ACCELERATORS_PER_ENGINE}: say GPU = 1, gang = 1 and a higher count",
+            f"cluster.pools {pool.name}: {reserved:g} GPUs would be reserved for each worker (gang {gang}), "
+            f"and its engine computes on {used}: say GPU = 1, gang = {used}{more}",
             "cluster.pools",
         )
 

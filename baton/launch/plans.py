@@ -72,7 +72,8 @@ def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
     pool.
 
     A worker of several ranks asks for one bundle of resources per rank; those of a worker on several nodes are
-    dealt among them. Raises ConfigError.
+    dealt among them. Ranks on GPUs ask for all of a node's in one bundle, because a process of Ray's sees those of
+    its own bundle alone. Raises ConfigError.
     """
     pool = _pool_of(config, plan.slot)
     if pool is None:
@@ -80,11 +81,14 @@ def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
     worker = pool_worker(config.worker, pool)
     _require_hosts(config, pool, worker)
     ranks = ranks_of(worker).count if pool.resources else 1
+    gang, resources = max(pool.gang, -(-ranks // pool.hosts)), dict(pool.resources)
+    if worker.device == "cuda":
+        gang, resources = 1, {name: amount * gang for name, amount in resources.items()}
     return msgspec.structs.replace(
         plan,
-        resources=dict(pool.resources),
+        resources=resources,
         labels=dict(pool.labels),
-        gang=max(pool.gang, -(-ranks // pool.hosts)),
+        gang=gang,
         hosts=pool.hosts,
         rank_key_file=worker.rank_key_file,
         rank_tls=files_of(config.tls, "worker") if pool.hosts > 1 else None,

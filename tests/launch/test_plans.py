@@ -185,6 +185,27 @@ def test_ranks_take_a_gpu_each_where_their_worker_runs_on_gpus(tmp_path: Path, d
     assert [plan.cards for plan in worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)][-1:] == [cards]
 
 
+CARDS = {"name": "wide", "role": "decode", "worker": {"device": "cuda", "tp": 2}}
+
+
+@pytest.mark.parametrize(
+    ("resources", "gang", "asked"), [({"GPU": 1.0}, 1, 2.0), ({"GPU": 1.0}, 2, 2.0), ({"own": 1.0}, 1, None)]
+)
+def test_ranks_on_cards_of_a_pool_ask_for_all_their_gpus_in_one_bundle(
+    tmp_path: Path, resources: dict[str, float], gang: int, asked: float | None
+) -> None:
+    settings = config(cluster={"pools": [CARDS | {"resources": resources, "gang": gang}]})
+    plan = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)[-1]
+    assert (plan.gang, plan.cards, plan.resources.get("GPU")) == (1, 2, asked)
+    assert sum(plan.resources.values()) == 2.0
+
+
+@pytest.mark.parametrize(("resources", "gang"), [({"GPU": 2.0}, 1), ({"GPU": 0.5}, 1), ({"GPU": 1.0}, 4)])
+def test_a_pool_that_names_other_than_a_gpu_per_rank_is_refused(resources: dict[str, float], gang: int) -> None:
+    with pytest.raises(ConfigError, match="its engine computes on 2: say GPU = 1, gang = 2"):
+        config(cluster={"pools": [CARDS | {"resources": resources, "gang": gang}]})
+
+
 WIDE = {"name": "wide", "role": "decode", "resources": {"GPU": 1.0}, "hosts": 2}
 
 

@@ -5,6 +5,7 @@ Knows nothing of where they run.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from baton.cluster.sections.base import Section
 from baton.cluster.sections.worker import WorkerConfig
 from baton.protos.json import Json
 
-ACCELERATORS_PER_ENGINE = 1  # that one worker's engine computes on; more would be reserved for nothing
+ACCELERATORS_PER_ENGINE = 1  # that one rank of a worker computes on; more would be reserved for nothing
 
 
 class Pool(Section):
@@ -38,12 +39,6 @@ class Pool(Section):
         description="Ray nodes of each worker, all or none, among which its ranks are dealt in equal numbers",
     )
     worker: Json = Field(default={}, description="settings of [worker] that differ here")
-
-    def gpus(self, device: str) -> float:
-        """Returns the GPUs that Ray reserves for one worker; if ``resources`` names none, one per bundle on device
-        "cuda", else 0.
-        """
-        return self.gang * self.resources.get("GPU", 1.0 if device == "cuda" else 0.0)
 
 
 RANK_KINDS = ("tp", "cp", "pp", "ep")  # settings of a worker: what its ranks share
@@ -94,6 +89,11 @@ def role_worker(worker: WorkerConfig, cluster: ClusterConfig, role: str) -> Work
     if not any(own):
         return worker
     return worker.model_copy(update={kind: ranks or 1 for kind, ranks in zip(RANK_KINDS, own, strict=True)})
+
+
+def ranks_on_cards(worker: WorkerConfig) -> int:
+    """Returns the number of ranks of a worker on device "cuda", each of which has a GPU; 1 on other devices."""
+    return math.prod(getattr(worker, kind) for kind in RANK_KINDS) if worker.device == "cuda" else 1
 
 
 def pool_worker(worker: WorkerConfig, pool: Pool) -> WorkerConfig:

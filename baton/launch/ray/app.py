@@ -179,7 +179,8 @@ def _needs_of(plan: HostPlan, gpus: bool) -> str:
     """Returns in words what a request asks for: resources, how often, and the labels that a node must carry."""
     needs = plan.resources or {resource_of(plan.role): 1}
     words = ", ".join(f"{amount * plan.gang:g} {name}" for name, amount in sorted(needs.items()))
-    words += ", a GPU or its share of one" if gpus and "GPU" not in needs else ""
+    if gpus and "GPU" not in needs:
+        words += ", a GPU or its share of one" if plan.cards == 1 else f", {plan.cards} GPUs, one per rank"
     gang = f" on each of {plan.hosts} nodes" if plan.hosts > 1 else " all on one node" if plan.gang > 1 else ""
     labels = ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))
     return f"{words}{gang}" + (f" labelled {labels}" if labels else "")

@@ -163,17 +163,22 @@ class Seats:
     def _wish(self, plan: HostPlan, nodes: Sequence[RayNode]) -> SlotRequest:
         needs: dict[str, float] = plan.resources or {resource_of(plan.role): 1}
         if self._gpus and "GPU" not in needs:
-            cards = -(-plan.cards // max(1, plan.gang))  # of a bundle
-            share = cards * (1.0 if self._lasting else self._gpu_share(nodes))
-            needs = {**needs, "GPU": share if share <= 1 else float(int(share))}  # Ray gives whole ones above 1
+            ranks = plan.cards > 1 or self._lasting
+            needs = {**needs, "GPU": float(plan.cards) if ranks else self._gpu_share(nodes)}
         return SlotRequest(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels, plan.hosts)
 
     def _gpu_share(self, nodes: Sequence[RayNode]) -> float:
-        """A worker takes a whole GPU per rank, or an equal share where the cluster has fewer than all of them."""
+        """Returns a worker's share of a GPU: a whole one, or an equal share where there are fewer than workers.
+
+        Ranks have whole ones, which leave the others less; who finds none waits. Raises ConfigError if there is no
+        GPU at all.
+        """
         have = sum(node.resources.get("GPU", 0.0) for node in nodes)
         if not have:
             raise ConfigError("--device cuda: Ray sees no GPU here; use --device cpu", "worker.device")
-        return min(1.0, int(100 * have / sum(plan.cards for plan in self._wanted.values())) / 100)
+        cards = [plan.cards for plan in self._wanted.values()]
+        left = have - sum(count for count in cards if count > 1)
+        return min(1.0, int(100 * left / cards.count(1)) / 100) if left > 0 else 1.0
 
     # ---- out -------------------------------------------------------------------------------------------
 

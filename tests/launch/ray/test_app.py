@@ -134,5 +134,7 @@ def test_who_finds_no_room_is_told_what_no_node_offers() -> None:
     said = str(_no_room([plain, gang], gpus=False))
     assert "decode-1: 1 baton_decode; tp-0: 8 GPU, 4 baton_tp all on one node labelled accelerator=h200" in said
     assert """--resources '{"baton_decode": 1}'""" in said
+    ranks = msgspec.structs.replace(plain, cards=2)
+    assert "decode-1: 1 baton_decode, 2 GPUs, one per rank" in str(_no_room([ranks], gpus=True))
     said = str(_no_room([plain, gang], gpus=True))
     assert "decode-1: 1 baton_decode, a GPU or its share of one; tp-0: 8 GPU, 4 baton_tp all" in said

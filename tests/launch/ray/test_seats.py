@@ -360,8 +360,8 @@ def test_workers_of_another_plan_are_replaced_one_of_a_role_after_the_other(ray:
     assert [actor.plan.command for actor in ray.actors if not actor.killed] == [("new",), ("new",)]
 
 
-@pytest.mark.parametrize(("gpus", "wished"), [(4, [2.0, 2.0]), (3, [1.0, 1.0]), (1, [0.5, 0.5])])
-def test_a_worker_of_ranks_on_cards_asks_for_as_many_gpus(
+@pytest.mark.parametrize(("gpus", "wished"), [(4, [2.0, 2.0]), (3, [2.0]), (1, [])])
+def test_a_worker_of_ranks_on_cards_has_a_gpu_for_each_or_waits(
     ray: FakeRay, clock: Clock, gpus: int, wished: list[float]
 ) -> None:
     ray.alive["n"] = {"baton_decode": 2, "GPU": gpus}
@@ -370,6 +370,21 @@ def test_a_worker_of_ranks_on_cards_asks_for_as_many_gpus(
     made.tend()
     made.statuses()
     assert [seated.placed.seat.wish.needs["GPU"] for seated in made._seats.values()] == wished
+
+
+def test_workers_of_one_rank_share_the_gpus_that_ranks_leave(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 3, "GPU": 3}
+    made = Seats(ray, gpus=True, clock=clock, wall_clock=clock)
+    wanted = [msgspec.structs.replace(plan(f"decode-{at}"), cards=cards) for at, cards in enumerate((2, 1, 1))]
+    made.want(wanted)
+    made.tend()
+    found = {slot: seated.seat.wish.needs["GPU"] for slot, seated in made._seats.items()}
+    assert found == {"decode-0": 2.0, "decode-1": 0.5, "decode-2": 0.5}
+    ray.alive["n"]["GPU"] = 2
+    other = Seats(ray, gpus=True, clock=clock, wall_clock=clock)
+    other.want(wanted)
+    other.tend()
+    assert set(other.where()) == {"decode-0"}, "the others wait for a GPU that no rank has"
 
 
 def test_a_lasting_worker_waits_for_a_whole_gpu_and_another_takes_a_share(ray: FakeRay, clock: Clock) -> None:
