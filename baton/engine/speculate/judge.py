@@ -15,7 +15,7 @@ from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.depth import best_depths, cost
 from baton.engine.speculate.draft import Draft, SequenceView
 from baton.engine.speculate.row_cost import RowCost, Vector
-from baton.engine.speculate.watch import LEAST_WATCHED, DraftVerdict, Watch, Watches, earlier, places, stood
+from baton.engine.speculate.watch import LEAST_WATCHED, DraftVerdict, Watch, Watches, earlier, places
 
 MOST_ROWS = 256  # drafts in one step
 
@@ -58,6 +58,7 @@ class DraftJudge:
     ) -> None:
         self._chances, self._costs, self._asking, self._allowance = chances, costs, asking, allowance
         self._watches = Watches()
+        self._judged: dict[int, int] = {}  # by sequence: the length of its text up to which drafts were judged
 
     def __contains__(self, seq: int) -> bool:
         return seq in self._watches
@@ -81,21 +82,21 @@ class DraftJudge:
         self, text: SequenceView, drafts: Callable[[Writer], Draft | None], sequences: int, most: int
     ) -> int:
         """Judges the ``drafts`` that would have been made at up to ``most`` places while the answer was written,
-        each where the one before would have left off; returns their number. One that agrees with all that was
-        written since is kept.
+        each where the last one that was judged would have left off; returns their number. One that agrees with
+        all that was written since is kept.
         """
-        following = made = 0
+        made = 0
         for at in places(text, most):
-            if at < following:
+            if at < self._judged.get(text.seq, 0):
                 continue
             draft, made = drafts(earlier(text, at)), made + 1
             if draft is None:
+                self._judged[text.seq] = at + 1
                 continue
             self._watches.begin(text.seq, Watch(draft, at, LEAST_WATCHED, sequences=sequences))
             self.learn(text)
             if text.seq in self._watches:
                 break
-            following = at + len(stood(draft, text.tokens[at:])[0])
         return made
 
     def keep_rest(
@@ -119,6 +120,10 @@ class DraftJudge:
     def learn(self, text: SequenceView, is_last: bool = False) -> None:
         """Judges the draft that is kept of ``text``, if enough was written since, or nothing more will be."""
         verdict = self._watches.verdict(text.seq, text.tokens, is_last)
+        if is_last:
+            self._judged.pop(text.seq, None)
+        elif verdict is not None:
+            self._judged[text.seq] = verdict.watch.at + len(verdict.rows)
         if verdict is None:
             return
         if verdict.watch.is_weighed:

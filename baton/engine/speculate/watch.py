@@ -98,14 +98,14 @@ class Watches:
         if watch is None or (len(tokens) == watch.at and not is_last):
             return None
         coming = tokens[watch.at : watch.at + len(watch.draft.tokens)]
-        rows, ended = stood(watch.draft, coming)
+        rows, ended = _stood(watch.draft, coming)
         if not ended and len(coming) < watch.enough and not is_last:
             return None
         del self._watched[seq]
         return DraftVerdict(watch, rows, () if ended else _beyond(watch.draft, len(coming)))
 
 
-def stood(draft: Draft, coming: Sequence[int]) -> tuple[Sequence[int], bool]:
+def _stood(draft: Draft, coming: Sequence[int]) -> tuple[Sequence[int], bool]:
     """Returns the rows of a step with ``draft`` that the tokens ``coming`` accept, and whether no further one can
     be.
     """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.speculate.draft import Speculator
+from baton.engine.speculate.draft import Draft, SequenceView, Speculator
 from baton.engine.speculate.drafter import LOOKED_BACK, Drafter
 from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.suffix import Suffix
@@ -71,3 +71,20 @@ def test_looking_back_takes_next_to_nothing_where_nothing_stands() -> None:
     assert found.rate >= 0.99
     assert max(found.steps) < 1.0 + LOOKED_BACK + 0.1
     assert sum(step > 1.01 for step in found.steps) < 0.01 * len(found.steps)
+
+
+def test_no_place_is_looked_back_on_twice() -> None:
+    clock, known = Clock(), Known(1.0)
+    drafter, text = Drafter([Costly(known, clock)], clock), Written(1, [1, 2], 1)
+    asked = list[int]()
+
+    def propose(view: SequenceView) -> Draft:
+        asked.append(view.outputs)
+        return Draft([9], "x", 0)
+
+    for wrote in (4, 2, 2):
+        text.tokens += [5] * wrote
+        drafter._judge.look_back(text, propose, 1, 99)
+    assert asked == list(range(1 + 8))
+    drafter.end(text)
+    assert not drafter._judge._judged
