@@ -27,7 +27,8 @@ class ActivationStats:
         self.most = torch.zeros(k)
         self.count = 0
         self._stride = max(1, expected // KEPT)
-        self._kept: list[Tensor] = []
+        # One tensor for all: small ones between the texts' large ones would keep the heap from giving these back.
+        self._rows, self._kept = torch.empty(-(-expected // self._stride), k), 0
 
     def add(self, rows: Tensor) -> None:
         """Adds ``rows`` (count, k) to the statistics."""
@@ -39,8 +40,7 @@ class ActivationStats:
         magnitude = rows.abs()
         self._abs += magnitude.sum(0)
         self.most = torch.maximum(self.most, magnitude.amax(0)) if len(rows) else self.most
-        first = -self.count % self._stride
-        self._kept.append(rows[first :: self._stride].clone())
+        self._keep(rows[-self.count % self._stride :: self._stride])
         self.count += len(rows)
         self._summed = self.count
 
@@ -51,7 +51,7 @@ class ActivationStats:
         found = ActivationStats(0, self.count)
         found._moments, found._summed = (self._moments / scales).div_(scales[:, None]), self._summed
         found._abs, found.most, found.count = self._abs / scales, self.most / scales, self.count
-        found._kept = [kept / scales for kept in self._kept]
+        found._rows, found._kept = self.rows / scales, self._kept
         return found
 
     @property
@@ -83,7 +83,14 @@ class ActivationStats:
     @property
     def rows(self) -> Tensor:
         """Returns the rows that were kept, evenly spread: about KEPT of them, (count, k)."""
-        return torch.cat(self._kept) if self._kept else torch.zeros(0, len(self.most))
+        return self._rows[: self._kept]
+
+    def _keep(self, rows: Tensor) -> None:
+        end = self._kept + len(rows)
+        if end > len(self._rows):  # more came than were expected
+            self._rows = torch.cat((self.rows, torch.empty(end, rows.shape[1])))
+        self._rows[self._kept : end] = rows
+        self._kept = end
 
 
 def output_error(off: Tensor, hessian: Tensor) -> float:
