@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PIECE_S = 0.0005  # CPU time between two pauses: one hundredth of a step of 50 ms
-SHARE, MOST_SHARE = 0.03, 0.5  # of a core's time while others want the core: of small work, of the largest
+PIECE_S = 0.0002  # CPU time between two pauses: one hundredth of a step of 20 ms
+SHARE, MOST_SHARE = 0.01, 0.5  # of a core's time while others want the core: of small work, of the largest
 LONGEST_S = 10.0  # that work is to take beside others: a larger share is taken of what would take longer
 S_PER_BYTE, S_PER_TENSOR = 3e-9, 2e-5  # of CPU time, of reading, digesting and packing
 SOME = 0.25  # of a piece's CPU time: who waits longer than that for a core shares it with others

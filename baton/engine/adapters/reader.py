@@ -31,7 +31,7 @@ from baton.protos.errors import AdapterChanged, AdapterRefused
 from baton.protos.nouns import AdapterInfo
 
 ANY_SITES = 1 << 15  # modules that an adapter may have, so that an error about a wrong one names it and no number
-PIECE_BYTES = 1 << 18  # read at a time, a fraction of a millisecond's work
+PIECE_BYTES = 1 << 15  # read at a time, some 50 µs of work
 SPARE_TENSORS = 8  # beyond two per site, so that an error about a few wrong tensors names them
 
 

@@ -180,9 +180,9 @@ def test_a_reader_pauses_after_each_piece_and_for_long_where_others_want_the_cor
     ran[0], waited[0] = ran[0] + 2 * PIECE_S, 0.01
     pace()
     assert slept[1:] == [pytest.approx(2 * PIECE_S / SHARE - 2 * PIECE_S - 0.01)]
-    ran[0], waited[0] = ran[0] + PIECE_S, 60.0
+    ran[0], waited[0] = ran[0] + 1.5 * PIECE_S, 60.0
     pace()
-    assert slept[2:] == [pytest.approx(PIECE_S)]
+    assert slept[2:] == [pytest.approx(1.5 * PIECE_S)]
 
 
 def test_a_large_adapter_takes_a_larger_share_and_no_longer_than_a_bound() -> None:
