@@ -11,10 +11,12 @@ falls on all; a ratio is of one round. A step has as many sequences as the batch
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -51,6 +53,8 @@ TARGETS = {
 LOADED_BYTES = 16 << 20
 MANY_TENSORS, EXPERTS, WIDTH = 36_864, 128, 64  # of an adapter beside each expert of a mixture: experts of a layer
 ENDLESS = 1 << 30  # loads: more than a round has
+OTHERS_SHARE, AGAIN = 0.06, 2  # of a core, that others may use beside a part of a round; how often it is repeated
+TICKS = os.sysconf("SC_CLK_TCK")
 BUSY_S = 6.0  # seconds of a round's steps with or without loads, because a p99 needs some hundreds of steps
 
 
@@ -148,20 +152,67 @@ def of_size(sized: Loading) -> tuple[Case, ...]:
 
 
 def beside_loads(bench: Bench, cases: Sequence[Case], rounds: int) -> list[Row]:
-    """Measures the p99 between tokens in rounds without loads and in those of each case, turn about."""
+    """Measures the p99 between tokens in rounds without loads and in those of each case, turn about.
+
+    A part of a round in which others used more than OTHERS_SHARE of a core is measured anew, up to AGAIN times.
+    """
     calm: list[float] = []
     again: list[float] = []  # without loads as well: how far two equal rounds are apart
     busy: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        calm.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
-        for name, loading, count in cases:
-            loading.begin(count)
-            busy.setdefault(name, []).append(_p99(between_tokens(bench, BUSY_S, loading.turn, loading.any)))
+    ranks = bench.runner.pids() if isinstance(bench.runner, RankRunner) else []
+    others = Others([os.getpid(), *ranks])
+
+    def alone() -> float:
+        return _p99(between_tokens(bench, BUSY_S, lambda: None))
+
+    def beside(loading: Loading, count: int) -> float:
+        loading.begin(count)
+        try:
+            return _p99(between_tokens(bench, BUSY_S, loading.turn, loading.any))
+        finally:
             loading.end()
-        again.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
+
+    for _ in range(rounds):
+        calm.append(others.absent(alone))
+        for name, loading, count in cases:
+            busy.setdefault(name, []).append(others.absent(partial(beside, loading, count), loading.pid))
+        again.append(others.absent(alone))
     rows = [Row("p99 between tokens", 1e3 * statistics.median(calm), "ms")]
     rows += [_slower(f"p99 with {name}", found, calm, MOST_SLOWER) for name, found in busy.items()]
-    return [*rows, _slower("the same without loads once more", again, calm, 0)]
+    rows.append(_slower("the same without loads once more", again, calm, 0))
+    return [*rows, Row("parts of rounds beside others' work, that count", float(others.disturbed), "")]
+
+
+class Others:
+    """Tells what other processes than ``pids`` use of the machine's cores meanwhile."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self.disturbed = 0  # measurements that count although others worked
+
+    def absent(self, measure: Callable[[], float], *more: int) -> float:
+        """Returns what ``measure`` does beside nobody, or at last beside others; ``more`` are ours, too."""
+        pids = [*self._pids, *more]
+        for _ in range(1 + AGAIN):
+            began, before = time.perf_counter(), _busy_s() - sum(map(_cpu_s, pids))
+            found = measure()
+            used = _busy_s() - sum(map(_cpu_s, pids)) - before
+            if used < OTHERS_SHARE * (time.perf_counter() - began):
+                return found
+        self.disturbed += 1
+        return found
+
+
+def _busy_s() -> float:
+    """Returns the seconds that this machine's cores have worked since its start."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return (sum(fields[:3]) + sum(fields[5:8])) / TICKS
+
+
+def _cpu_s(pid: int) -> float:
+    """Returns the seconds of CPU time of process ``pid`` and its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / TICKS
 
 
 def _p99(seconds: list[float]) -> float:
@@ -193,6 +244,12 @@ class Loading:
         ] = []  # of the load in progress, seconds of this thread's CPU time between two steps
         self._taken: list[float] = []  # of each load, the sum of them
         self._longest: list[float] = []  # of each load
+
+    @property
+    def pid(self) -> int:
+        """Returns the process that reads."""
+        assert self._reader._server is not None
+        return self._reader._server.pid
 
     def begin(self, count: int) -> None:
         """Begins the first of ``count`` loads."""
