@@ -134,8 +134,8 @@ ROUTER: dict[str, Metric] = {
     ),
     "slo": _count(
         "slo_requests",
-        "Requests that had an SLO; slo is ttft, tpot or all; verdict is met, missed or unjudged (one token has no "
-        "TPOT); refused and failed ones are missed",
+        "Requests that had an SLO. slo is ttft, tpot or all; verdict is met, missed or unjudged (one token has no "
+        "TPOT). Refused and failed ones are missed",
         (*_CLASS, "slo", "verdict"),
     ),
     "decisions": _count(
@@ -168,8 +168,8 @@ ROUTER: dict[str, Metric] = {
     ),
     "handover_obstacles": _gauge(
         "router_handover_obstacles",
-        "Ready workers that can't hand KV over to one another, 64 at most; cause is weights (a worker without a "
-        "partner of its weights), layout or failing (of a pair)",
+        "Ready workers that can't hand KV over to one another, 64 at most. The cause is weights (a worker without "
+        "a partner of its weights), layout or failing (of a pair)",
         ("cause",),
     ),
     "certificate": _gauge(
@@ -231,7 +231,7 @@ WORKER: dict[str, Metric] = {
     "step_seconds": _gauge("engine_step_seconds", "Median engine step, last 512", _WORKER, "seconds"),
     "adapter_row_seconds": _gauge(
         "engine_adapter_row_seconds",
-        "Fitted time that a row on a LoRA adapter adds to a step, at the mean rank of such rows; not shown before "
+        "Fitted time that a row on a LoRA adapter adds to a step, at the mean rank of such rows. Not shown before "
         "there were steps with adapters and without",
         _WORKER,
         "seconds",
@@ -309,8 +309,8 @@ WORKER: dict[str, Metric] = {
     "expert_moves": _count("expert_moves", "Copies of busy experts that ranks were given", _WORKER),
     "expert_rank_imbalance": _gauge(
         "expert_rank_imbalance_ratio",
-        "Rows of the busiest rank's experts over the mean of ranks, with their copies (placed) and as it would be "
-        "without (home), as of the last look",
+        "Rows of the busiest rank's experts over the mean of ranks, as of the last look. With their copies it is "
+        "placed; home is what it would be without",
         (*_WORKER, "placement"),
     ),
     "sequence_steps": _count(

@@ -65,7 +65,7 @@ class ClusterConfig(Section):
     )
     lend_cores: bool = Field(
         default=True,
-        description="on one machine, workers that compute use the cores of those that don't; left out are workers "
+        description="on one machine, workers that compute use the cores of those that don't. Left out are workers "
         "with worker.threads, several ranks or another device than cpu",
     )
     run_dir: str = Field(default="", description="empty makes one for this run")

@@ -38,7 +38,7 @@ class WorkerConfig(Section):
     window_pages: Literal["auto", "shared", "own"] = Field(
         default="auto",
         description="own: layers that see a window, beside others that see all, have pages that are given back "
-        "behind it (cpu only); auto: own where it is possible, else shared; workers of both kinds share no cached "
+        "behind it (cpu only). auto: own where it is possible, else shared. Workers of both kinds share no cached "
         "blocks",
     )
     quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
@@ -131,8 +131,8 @@ class WorkerConfig(Section):
         ge=0,
         le=1,
         description="seconds between two decode steps while a prefill worker of the same machine, with which cores "
-        "are lent, reads prompts, and at most 0.4 of a chunk's time there: answers advance together, which costs "
-        "the prompts less; 0: as fast as it goes",
+        "are lent, reads prompts. At most 0.4 of a chunk's time there. Answers advance together, which costs "
+        "the prompts less. 0: as fast as it goes",
     )
     speculation: str = Field(
         default="auto",
@@ -141,8 +141,8 @@ class WorkerConfig(Section):
     )
     speculation_accept: Literal["exact", "distribution"] = Field(
         default="exact",
-        description="which drafts of sampled answers stand: exact, those that make the very tokens of no "
-        "speculation; distribution, by rejection sampling, which keeps the tokens' distribution alone",
+        description="which drafts of sampled answers stand. exact: those that make the very tokens of no "
+        "speculation. distribution: by rejection sampling, which keeps the tokens' distribution alone",
     )
     speculation_control_share: float = Field(
         default=0.01, ge=0, le=0.5, description="of the steps that draft nothing, to see what drafts bring; 0: none"
