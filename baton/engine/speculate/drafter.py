@@ -148,6 +148,8 @@ class Drafter:
             return len(opened), {}
         seconds = self._costs.seconds(count, min(MOST_ROWS, self._costs.reach(count) - count)) + prompt_s
         weighed = self._proposals.weighed(opened, seconds, count)
+        for text in () if self._tries else opened:
+            self._look_back(text, count)
         return len(opened), self._worthy(weighed, opened, writers, seconds, limit_s, steps)
 
     @property
@@ -307,6 +309,7 @@ class Drafter:
         if self._staked is not None:
             self._staked = self._staked.judged(seq, len(draft.tokens), accepted)
         self._places.add(draft, accepted, rows)
+        self._judge.verified(seq, len(text.tokens) + accepted + 1)
         tried, answers = draft.tokens, chosen
         if draft.parents:
             tried, answers = [draft.tokens[row - 1] for row in rows[1:]], [chosen[row] for row in rows]

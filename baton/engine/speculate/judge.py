@@ -78,6 +78,12 @@ class DraftJudge:
         """Keeps a draft that was proposed in a step of ``sequences`` and isn't verified, to judge it later."""
         self._watches.begin(text.seq, Watch(draft, len(text.tokens), LEAST_WATCHED, sequences=sequences))
 
+    def verified(self, seq: int, length: int) -> None:
+        """Records that drafts of ``seq`` were verified up to its text's ``length``: there is nothing to look back
+        on.
+        """
+        self._judged[seq] = length
+
     def look_back(
         self, text: SequenceView, drafts: Callable[[Writer], Draft | None], sequences: int, most: int
     ) -> int:
@@ -86,7 +92,7 @@ class DraftJudge:
         all that was written since is kept.
         """
         made = 0
-        for at in places(text, most):
+        for at in () if text.seq in self._watches else places(text, most):
             if at < self._judged.get(text.seq, 0):
                 continue
             draft, made = drafts(earlier(text, at)), made + 1

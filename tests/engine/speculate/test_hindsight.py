@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.engine.speculate.allowance import PROVEN
 from baton.engine.speculate.draft import Draft, SequenceView, Speculator
 from baton.engine.speculate.drafter import LOOKED_BACK, Drafter
 from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.suffix import Suffix
-from baton.engine.speculate.watch import MOST_PLACES, earlier, places
+from baton.engine.speculate.watch import MOST_PLACES, EarlierView, earlier, places
 from tests.engine.speculate.texts import Written
 from tests.engine.speculate.world import Clock, Costly, Known, Machine, flat, gentle, play, quick
 
@@ -88,3 +89,26 @@ def test_no_place_is_looked_back_on_twice() -> None:
     assert asked == list(range(1 + 8))
     drafter.end(text)
     assert not drafter._judge._judged
+
+
+class Recording(Known):
+    """Counts the calls for a text as it was earlier."""
+
+    looked_back = 0
+
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
+        self.looked_back += isinstance(text, EarlierView)
+        return super().propose(text, budget)
+
+
+def test_where_drafts_once_paid_and_nobody_is_asked_any_more_a_call_looks_back_as_well() -> None:
+    """Else their chances would stay those of the time when they failed."""
+    clock, known = Clock(), Recording(0.0)
+    drafter = Drafter([Costly(known, clock, CALL_S, AGAIN)], clock)
+    play(drafter, clock, quick, (known.text,), 1, 300)
+    before, drafter._allowance._earned = known.looked_back, PROVEN + 1.0
+    drafter._asking._usual = 0.0
+    play(drafter, clock, quick, (known.text,), 1, 20)
+    assert drafter._allowance.is_proven
+    play(drafter, clock, quick, (known.text,), 1, 280)
+    assert known.looked_back > before + MOST_PLACES // 4
