@@ -13,7 +13,7 @@ from pathlib import Path
 from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.judge import Judge
-from baton.drill.checks.watch import Answers, Departed
+from baton.drill.checks.watch import Departed, Witnesses
 from baton.drill.coverage import Coverage
 from baton.drill.faults import FaultInjector
 from baton.drill.language import oracle
@@ -95,9 +95,9 @@ class World:
         loop.set_exception_handler(self._unhandled)
         self.redis = SimulatedRedis(self.network, EPOCH_S)
         roles = [("prefill", i) for i in range(own.prefill)] + [("decode", i) for i in range(own.decode)]
-        answers: Answers = {}
         departed: Departed = {}
         fairness, aims = FairnessWitness(), Aims()
+        witnesses = Witnesses(self.judge.violated, {}, departed, fairness)
         kinds = {fault.kind for fault in own.faults}
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
@@ -109,11 +109,8 @@ class World:
                 role,
                 own,
                 self.network,
-                self.judge.violated,
+                witnesses,
                 self.tell,
-                answers,
-                departed,
-                fairness,
                 aims,
                 files,
                 self._disks,

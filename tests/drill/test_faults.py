@@ -14,6 +14,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import msgspec
+import numpy as np
 import pytest
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -36,12 +37,13 @@ from baton.drill.machines.process import Process, owning_factory
 from baton.drill.parts import clients, worker
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.engine import SimulatedPace
-from baton.drill.parts.tier import TierHealth
+from baton.drill.parts.tier import FaultyStore, TierHealth
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import ADDRESS, PROCESS, SimulatedRedis, connections
 from baton.drill.run import play
 from baton.drill.scenario import APART, FAULTS, REDIS, Fault, Scenario, Size
 from baton.kv.tiers.disk import DiskTier
+from baton.kv.tiers.memory import MemoryStore
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from tests.drill.test_run import one_of_each
@@ -348,18 +350,23 @@ def test_a_cluster_holds_while_allocations_of_a_process_fail(short: str, monkeyp
 
 def test_the_tiers_and_the_calls_of_a_worker_without_memory_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "SHARE", 1.0)
-    health, failing = TierHealth(), Memory(random.Random(1))
-    health.allocate = partial(failing.allocate, "w")
-    health.touch()
+    failing = Memory(random.Random(1))
+    store = FaultyStore(
+        MemoryStore(np.zeros((1, 64), np.uint8), memoryview(bytearray(64))),
+        TierHealth(),
+        lambda: True,
+        partial(failing.allocate, "w"),
+    )
+    store.fetch(0)
     failing.short("w", True)
     with pytest.raises(MemoryError):
-        health.touch()
+        store.fetch(0)
     failing.short("w", True)
     failing.short("w", False)
     with pytest.raises(MemoryError):
-        health.touch()
+        store.fetch(0)
     failing.short("w", False)
-    health.touch()
+    store.fetch(0)
 
 
 @pytest.mark.parametrize("crash", [False, True])

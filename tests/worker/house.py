@@ -23,7 +23,7 @@ from baton.engine.steps.loop import EngineParts
 from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import Filler
 from baton.kv.exchange.source import BlockSource, FetchedPage
-from baton.kv.exchange.warming import Warmer
+from baton.kv.exchange.warming import BlockKind, Warmer
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.kv.transport.loopback import LoopbackTransport
@@ -143,7 +143,7 @@ class House:
         self.transport = LoopbackTransport({"decode": self.intake.accept})
         sender = Sender("prefill-0", "m", self.p.spec.fingerprint, self.p.spec.layout)
         fetcher = Fetcher({"decode": self.d}, self.p.spec.layout)
-        warmer = Warmer(self.p.filler, fetcher, self.p.spec.fingerprint, self.p.spec.layout.fidelity)
+        warmer = Warmer(self.p.filler, fetcher, BlockKind(self.p.spec.fingerprint, self.p.spec.layout.fidelity))
         self.prefill = PrefillService(
             self.p.tell, self.p.memory, sender, self.transport, lambda: 0.0, warmer=warmer
         )

@@ -22,8 +22,8 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 LISTED = re.compile(r'{"name": "(\w+)",(?: "parameters": ({[^}]*}?))?')
 
 
-class Said(NamedTuple):
-    """The message of one choice: its thought, its content, and its calls as (name, JSON text of the arguments)."""
+class ChoiceMessage(NamedTuple):
+    """Holds the message of one choice: thought, content, and calls as (name, JSON text of the arguments)."""
 
     thought: str
     content: str
@@ -36,7 +36,7 @@ class ChatReply(NamedTuple):
     ``whole`` says whether the reply ended as one does.
     """
 
-    said: Mapping[int, Said]
+    said: Mapping[int, ChoiceMessage]
     scored: Mapping[int, int]
     finishes: Mapping[int, list[str]]
     usage: Json | None
@@ -44,14 +44,14 @@ class ChatReply(NamedTuple):
     whole: bool
 
 
-def said_of(request: Request, text: str) -> Said:
+def said_of(request: Request, text: str) -> ChoiceMessage:
     """Returns what ``text``, an answer's up to its stop string, says."""
     if request.tools == "named":
-        return Said("", "", ((TOOLS[0], text),) if text else ())
+        return ChoiceMessage("", "", ((TOOLS[0], text),) if text else ())
     if request.tools == "required":
-        return Said("", "", tuple((name, arguments or "") for name, arguments in LISTED.findall(text)))
+        return ChoiceMessage("", "", tuple((name, arguments or "") for name, arguments in LISTED.findall(text)))
     thought, text = ("", text) if request.sampling.grammar else _thought(text, request.thinks)
-    return Said(thought, text, ()) if request.tools != "auto" else _called(thought, text)
+    return ChoiceMessage(thought, text, ()) if request.tools != "auto" else _called(thought, text)
 
 
 def _thought(text: str, opened: bool) -> tuple[str, str]:
@@ -64,12 +64,12 @@ def _thought(text: str, opened: bool) -> tuple[str, str]:
     return found["thought"], found["rest"] or ""
 
 
-def _called(thought: str, text: str) -> Said:
+def _called(thought: str, text: str) -> ChoiceMessage:
     """Returns the calls in ``text``; white space behind a call belongs to nobody where nothing follows it."""
     parts = CALL.split(text)
     calls = [json.loads(body) for body in parts[1::2]]
     said = [part for at, part in enumerate(parts[::2]) if not at or part.strip()]
-    return Said(thought, "".join(said), tuple((c["name"], json.dumps(c["arguments"])) for c in calls))
+    return ChoiceMessage(thought, "".join(said), tuple((c["name"], json.dumps(c["arguments"])) for c in calls))
 
 
 def read_chat(request: Request, body: bytes) -> ChatReply:
@@ -84,19 +84,19 @@ def read_chat(request: Request, body: bytes) -> ChatReply:
 
 
 def _read(events: Sequence[Json], field: str, usage: Json | None, whole: bool) -> ChatReply:
-    said: dict[int, Said] = {}
+    said: dict[int, ChoiceMessage] = {}
     scored: dict[int, int] = {}
     ends: dict[int, list[str]] = {}
     for choice in (choice for event in events for choice in event.get("choices", ())):
         index, scores = choice["index"], choice["logprobs"]
-        said[index] = _added(said.get(index, Said("", "", ())), choice[field])
+        said[index] = _added(said.get(index, ChoiceMessage("", "", ())), choice[field])
         scored[index] = scored.get(index, 0) + (len(scores["content"]) if scores else 0)
         ends.setdefault(index, []).extend([choice["finish_reason"]] if choice["finish_reason"] else [])
     error = next((event["error"]["code"] for event in events if "error" in event), "")
     return ChatReply(said, scored, ends, usage, error, whole)
 
 
-def _added(before: Said, part: Json) -> Said:
+def _added(before: ChoiceMessage, part: Json) -> ChoiceMessage:
     """Returns a message with the next part of a stream, or with a whole message, added to it."""
     calls = list(before.calls)
     for at, call in enumerate(part.get("tool_calls") or ()):
@@ -106,7 +106,7 @@ def _added(before: Said, part: Json) -> Said:
         name, arguments = calls[index]
         calls[index] = name, arguments + function["arguments"]
     thought = before.thought + (part.get("reasoning_content") or "")
-    return Said(thought, before.content + (part.get("content") or ""), tuple(calls))
+    return ChoiceMessage(thought, before.content + (part.get("content") or ""), tuple(calls))
 
 
 def wrong_chat(request: Request, reply: ChatReply, want: Sequence[AnswerText]) -> Iterator[str]:
@@ -128,7 +128,7 @@ def wrong_chat(request: Request, reply: ChatReply, want: Sequence[AnswerText]) -
         yield f"usage {usage}, and there are {len(request.prompt)} + {written} tokens"
 
 
-def _alike(found: Said | None, want: Said, parsed: bool) -> bool:
+def _alike(found: ChoiceMessage | None, want: ChoiceMessage, parsed: bool) -> bool:
     """Returns whether two messages differ at most in the white space of calls' arguments, which a model chooses.
 
     ``parsed``: arguments are told as objects, so that of those that were cut off anything may be told.

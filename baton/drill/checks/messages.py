@@ -9,7 +9,7 @@ import json
 
 import orjson
 
-from baton.drill.checks.chat import ChatReply, Said
+from baton.drill.checks.chat import ChatReply, ChoiceMessage
 from baton.drill.scenario import Request
 from baton.protos.json import Json
 
@@ -64,18 +64,18 @@ def _streamed(events: list[Json]) -> ChatReply:
     return _reply(told, last["delta"].get("stop_reason"), last["usage"], ended)._replace(error=error)
 
 
-def _block(block: Json, arguments: str, text: str | None = None) -> Said:
+def _block(block: Json, arguments: str, text: str | None = None) -> ChoiceMessage:
     """Returns a message of one block alone; ``text`` is a streamed block's."""
     kind = block["type"]
     if kind == "tool_use":
-        return Said("", "", ((block["name"], arguments),))
+        return ChoiceMessage("", "", ((block["name"], arguments),))
     said = block[kind] if text is None else text
-    return Said(said, "", ()) if kind == "thinking" else Said("", said, ())
+    return ChoiceMessage(said, "", ()) if kind == "thinking" else ChoiceMessage("", said, ())
 
 
-def _reply(blocks: list[Said], reason: str | None, usage: Json, whole: bool) -> ChatReply:
+def _reply(blocks: list[ChoiceMessage], reason: str | None, usage: Json, whole: bool) -> ChatReply:
     thought, content = "".join(one.thought for one in blocks), "".join(one.content for one in blocks)
-    said = Said(thought, content, tuple(call for one in blocks for call in one.calls))
+    said = ChoiceMessage(thought, content, tuple(call for one in blocks for call in one.calls))
     read = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     counts = {
         "prompt_tokens": sum(usage.get(name, 0) for name in read),

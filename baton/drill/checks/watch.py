@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,14 +17,24 @@ from baton.drill.scenario import Phase, Request
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest
 
+Violated = Callable[[str], None]
 Answers = dict[tuple[str, int], str]  # the weights that began an answer, by request id and choice
 Departed = dict[tuple[int, int], float]  # when nobody waits any more for an answer, by request and choice
 TELLS_PROGRESS = (ch.Admit, ch.ReceiveOpened, ch.ReceiveClosed)
 EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by rounding
 
 
+class Witnesses(NamedTuple):
+    """Holds what the checks of all engines of a cluster share; each violation is passed to ``violated``."""
+
+    violated: Violated
+    answers: Answers
+    departed: Departed
+    fairness: FairnessWitness
+
+
 class EngineWitness:
-    """Watches the messages of engine ``name``; each violation is passed to ``violated``.
+    """Watches the messages of engine ``name``, beside the cluster's other ``witnesses``.
 
     ``requests`` are the clients' requests by number. ``patience_s`` is how long an answer may still be written
     after its client left. ``adapters`` are the ids of the adapters that requests were asked on, by number.
@@ -35,23 +46,19 @@ class EngineWitness:
         name: str,
         requests: dict[int, Request],
         lease_ttl_s: float,
-        violated: Callable[[str], None],
-        answers: Answers,
-        departed: Departed,
         patience_s: float,
-        fairness: FairnessWitness,
+        witnesses: Witnesses,
         adapters: Mapping[int, str] = MappingProxyType({}),
         reached: Callable[[int, Phase], None] = lambda number, phase: None,
     ) -> None:
         self._reached = reached
-        self._fairness, self._adapters = fairness, adapters
-        self._name, self._requests, self._ttl_s, self._violated = name, requests, lease_ttl_s, violated
+        self._adapters, self._name, self._requests, self._ttl_s = adapters, name, requests, lease_ttl_s
+        self._violated, self._answers, self._departed, self._fairness = witnesses
         self._progress: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
         self._cancelled: set[int] = set()  # requests whose cancel an earlier turn has taken
         self._leaving: set[int] = set()  # those whose cancel the next turn takes, with what came before it
-        self._answers, self.fingerprint = answers, ""
-        self._departed, self._patience_s = departed, patience_s
+        self.fingerprint, self._patience_s = "", patience_s
         self._asked: dict[int, tuple[int, int]] = {}  # request and choice by the engine's key
 
     def told(self, message: ch.ToEngine, now: float, true: float) -> None:

@@ -33,13 +33,14 @@ from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
+from baton.drill.checks.watch import Violated
 from baton.drill.language.grammar import SimulatedCheck
 from baton.drill.language.vocabulary import simulated_text
 from baton.drill.machines.clock import MachineClock
 from baton.drill.machines.network import Network
 from baton.drill.machines.process import Process
 from baton.drill.parts.http import NumberingEnvironment
-from baton.drill.parts.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
+from baton.drill.parts.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.scenario import Scenario

@@ -19,22 +19,22 @@ class TierHealth:
 
     def __init__(self) -> None:
         self.fails = False
-        self.allocate: Callable[[], None] = lambda: None  # raises MemoryError while the process is short of memory
 
     def touch(self) -> None:
-        """Raises OSError if the tier's device is set to fail, MemoryError if its process is short of memory."""
-        self.allocate()
+        """Raises OSError if the tier's device is set to fail."""
         if self.fails:
             raise OSError(5, "Input/output error")
 
 
 class FaultyStore:
-    """Implements ``kv.tiers.slab.Store`` over another store; its operations fail while ``health`` says so, and once
-    the process is no longer ``alive``: its threads may not have heard of that.
+    """Implements ``kv.tiers.slab.Store`` over another store. Operations fail while ``health`` says so, while
+    ``allocate`` raises MemoryError, and once the process isn't ``alive``, of which its threads may not have heard.
     """
 
-    def __init__(self, store: Store, health: TierHealth, alive: Callable[[], bool]) -> None:
-        self._store, self._health, self._alive = store, health, alive
+    def __init__(
+        self, store: Store, health: TierHealth, alive: Callable[[], bool], allocate: Callable[[], None]
+    ) -> None:
+        self._store, self._health, self._alive, self._allocate = store, health, alive, allocate
         self.slots = store.slots
 
     def view(self, slot: int) -> memoryview:
@@ -63,6 +63,7 @@ class FaultyStore:
     def _touch(self) -> None:
         if not self._alive():
             raise OSError(errno.EBADF, "the process has ended")
+        self._allocate()
         self._health.touch()
 
 

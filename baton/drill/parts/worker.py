@@ -23,8 +23,7 @@ from baton.cluster.membership import Membership, connect
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cluster.roles import RoleWishes
 from baton.cost.fit import AdaptedStepFit, TransferFit
-from baton.drill.checks.fairness import FairnessWitness
-from baton.drill.checks.watch import Answers, Departed, EngineWitness
+from baton.drill.checks.watch import EngineWitness, Witnesses
 from baton.drill.machines.clock import MachineClock
 from baton.drill.machines.network import Network
 from baton.drill.machines.process import Process
@@ -59,7 +58,6 @@ RESTART_S = 1.0  # seconds after which a worker that ended is started again
 STALL_S = 4.0  # seconds of an engine's silence after which its worker is not serving; it is ended after twice that
 HANG_UP_S = 1.0  # seconds for what is queued for routers as a role ends
 CHANGE_S = 5.0  # seconds after which a change of role failed
-Violated = Callable[[str], None]
 Tell = Callable[[str, str], None]  # who, and what happened
 
 
@@ -80,19 +78,15 @@ class SimulatedWorker:
         role: str,
         scenario: Scenario,
         network: Network,
-        violated: Violated,
+        witnesses: Witnesses,
         tell: Tell,
-        answers: Answers,
-        departed: Departed,
-        fairness: FairnessWitness,
         aims: Aims,
         adapters: SimulatedFiles | None = None,
         disks: Path = Path("/nowhere"),
     ) -> None:
         self.adapters, self.aims, self.disks = adapters, aims, disks
-        self.departed, self.fairness = departed, fairness
-        self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
-        self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
+        self.slot, self.role, self.weights, self.witnesses = slot, role, 0, witnesses
+        self.scenario, self.network, self.tell = scenario, network, tell
         self.rng = random.Random(f"{scenario.seed} {slot}")
         self.pace, self.tier_health, self.clock = SimulatedPace(), TierHealth(), MachineClock()
         self.requests = {request.number: request for request in scenario.requests}
@@ -153,11 +147,8 @@ class Life:
             self.process.name,
             worker.requests,
             worker.scenario.lease_ttl_s,
-            worker.violated,
-            worker.answers,
-            worker.departed,
             worker.scenario.heard_s,
-            worker.fairness,
+            worker.witnesses,
             {} if worker.adapters is None else worker.adapters.of_request,
             lambda number, phase: worker.aims.reached(number, phase, worker.slot),
         )
@@ -244,10 +235,10 @@ class Life:
             lambda report: None,
             self._environment(),
         )
-        own.tier_health.allocate = partial(own.network.memory.allocate, self.process.name)
+        allocate = partial(own.network.memory.allocate, self.process.name)
         for slab in blocks.tiers().values():
             if isinstance(slab, Slab):
-                slab.store = FaultyStore(slab.store, own.tier_health, lambda: self.process.alive)
+                slab.store = FaultyStore(slab.store, own.tier_health, lambda: self.process.alive, allocate)
         self._disk = blocks.disk
         why = ""
         while not why:
@@ -346,7 +337,7 @@ class Life:
         if task.cancelled():
             self._end("killed")
         elif (error := task.exception()) is not None:
-            self.worker.violated(f"{self.process.name} failed: {error!r}")
+            self.worker.witnesses.violated(f"{self.process.name} failed: {error!r}")
             self._end("failed")
         else:
             self._end(task.result())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import NOTHING, Bring, Filler, FillReport
@@ -22,35 +23,48 @@ from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 HASH_OFF_LOOP_TOKENS = 4096  # tokens from which on hashing runs in a thread, so that the event loop isn't blocked
 
 
+class BlockKind(NamedTuple):
+    """Says whose blocks a worker can use: those of the same weights and fidelity, of ``block_tokens`` tokens each.
+
+    Blocks of a ``stateful`` worker are of no use without recurrent state. Where blocks have several pages,
+    ``windows`` are those of their tables, in tokens.
+    """
+
+    fingerprint: str
+    fidelity: str
+    block_tokens: int = BLOCK_TOKENS
+    stateful: bool = False
+    windows: Sequence[int] = ()
+
+
+class LowerTiers(NamedTuple):
+    """Holds where blocks may lie besides the device: this worker's tiers, and the cluster's shared one."""
+
+    tiers: Tiers | None = None
+    holdings: Holdings | None = None
+    shared: SharedTier | None = None
+
+
 class Warmer:
     """Warms one worker's KV cache for requests.
 
     ``observe`` is called with the report of every fetch that brought blocks or failed; the cost curve is fitted to
-    these. A worker whose blocks are of no use without recurrent state (``stateful``) isn't warmed.
-    Where blocks have several pages (``windows``: those of their tables), those of layers with a window that the
-    next token sees come first, because the others are of no use without them.
+    these. A worker whose blocks are of no use without recurrent state isn't warmed. Where blocks have several
+    pages, those of layers with a window that the next token sees come first, because the others are of no use
+    without them.
     """
 
     def __init__(
         self,
         filler: Filler,
         fetcher: BlockFetcher,
-        fingerprint: str,
-        fidelity: str,
+        kind: BlockKind,
         observe: Callable[[FillReport], None] = lambda report: None,
-        tiers: Tiers | None = None,
-        holdings: Holdings | None = None,
-        block_tokens: int = BLOCK_TOKENS,
-        stateful: bool = False,
-        shared: SharedTier | None = None,
-        windows: Sequence[int] = (),
+        lower: LowerTiers = LowerTiers(),
     ) -> None:
-        self._shared, self._windows = shared, windows
-        self._stateful = stateful
-        self._block_tokens = block_tokens
         self._filler, self._fetcher, self._observe = filler, fetcher, observe
-        self._tiers, self._holdings = tiers, holdings
-        self._fingerprint, self._fidelity = fingerprint, fidelity
+        self._fingerprint, self._fidelity, self._block_tokens, self._stateful, self._windows = kind
+        self._tiers, self._holdings, self._shared = lower
 
     @property
     def has_tiers(self) -> bool:

@@ -11,7 +11,7 @@ from typing import assert_never
 from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import Filler, FillReport
 from baton.kv.exchange.source import BlockSource
-from baton.kv.exchange.warming import Warmer
+from baton.kv.exchange.warming import BlockKind, LowerTiers, Warmer
 from baton.kv.tiers.disk import DiskTier
 from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.slab import Slab
@@ -44,19 +44,12 @@ class WorkerBlocks:
         self._publish: Publish = lambda added, removed: None
         self._filler = Filler(send, memory, environment.clock)
         self._fetcher = BlockFetcher(info.model_id, info.layout, environment.dialer)
-        self.warmer = Warmer(
-            self._filler,
-            self._fetcher,
-            info.fingerprint,
-            info.layout.fidelity,
-            observe,
-            self._tiers.tiers if self._tiers else None,
-            self._tiers.holdings if self._tiers else None,
-            info.layout.block_tokens,
-            stateful=bool(info.layout.states),
-            shared=self._tiers.shared if self._tiers else None,
-            windows=info.layout.windows,
+        layout, own = info.layout, self._tiers
+        kind = BlockKind(
+            info.fingerprint, layout.fidelity, layout.block_tokens, bool(layout.states), layout.windows
         )
+        lower = LowerTiers() if own is None else LowerTiers(own.tiers, own.holdings, own.shared)
+        self.warmer = Warmer(self._filler, self._fetcher, kind, observe, lower)
         self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)
         most = int(spec.cache.pinned_share * info.pages)
         self.pins = PrefixPins(self.source, self.warmer, most, info.layout.block_tokens, info.layout.windows)

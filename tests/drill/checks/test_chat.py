@@ -6,7 +6,7 @@ import json
 
 import msgspec
 
-from baton.drill.checks.chat import Said, read_chat, said_of, wrong_chat
+from baton.drill.checks.chat import ChoiceMessage, read_chat, said_of, wrong_chat
 from baton.drill.checks.text import AnswerText
 from baton.drill.language.vocabulary import PIECES
 from baton.drill.scenario import Request
@@ -25,24 +25,24 @@ def reply(message: Json, finish: str) -> bytes:
 
 
 def test_thoughts_content_and_calls_are_told_apart() -> None:
-    assert said_of(CHAT, f"a{LOOK}\n\n{LOOK} b") == Said("", "a b", (LOOKED, LOOKED))
-    assert said_of(CHAT, f"\n<think>\nso</think>\n\nyes{LOOK}") == Said("so", "yes", (LOOKED,))
-    assert said_of(CHAT, f"<think>so{LOOK}") == Said(f"so{LOOK}", "", ())
+    assert said_of(CHAT, f"a{LOOK}\n\n{LOOK} b") == ChoiceMessage("", "a b", (LOOKED, LOOKED))
+    assert said_of(CHAT, f"\n<think>\nso</think>\n\nyes{LOOK}") == ChoiceMessage("so", "yes", (LOOKED,))
+    assert said_of(CHAT, f"<think>so{LOOK}") == ChoiceMessage(f"so{LOOK}", "", ())
     assert said_of(CHAT, f"a <think>b</think>{GO}").calls[0][0] == "go"
 
 
 def test_a_prompt_may_open_the_thought_and_a_grammar_leaves_none() -> None:
     opened = msgspec.structs.replace(CHAT, thinks=True, tools="")
-    assert said_of(opened, "so</think>yes") == Said("so", "yes", ())
+    assert said_of(opened, "so</think>yes") == ChoiceMessage("so", "yes", ())
     bound = msgspec.structs.replace(opened, sampling=Sampling(grammar=Grammar("regex", ".")))
-    assert said_of(bound, "so</think>yes") == Said("", "so</think>yes", ())
+    assert said_of(bound, "so</think>yes") == ChoiceMessage("", "so</think>yes", ())
 
 
 def test_a_demanded_call_may_end_anywhere() -> None:
     named, required = (msgspec.structs.replace(CHAT, tools=tools) for tools in ("named", "required"))
-    assert said_of(named, '{"at": [1') == Said("", "", (("look", '{"at": [1'),))
-    assert said_of(required, '[{"name": "look"') == Said("", "", ())
-    assert said_of(required, '[{"name": "look", ') == Said("", "", (("look", ""),))
+    assert said_of(named, '{"at": [1') == ChoiceMessage("", "", (("look", '{"at": [1'),))
+    assert said_of(required, '[{"name": "look"') == ChoiceMessage("", "", ())
+    assert said_of(required, '[{"name": "look", ') == ChoiceMessage("", "", (("look", ""),))
     whole = '[{"name": "look", "parameters": {"at": [1]}}, {"name": "go", "parameters": {"to": "2"'
     assert said_of(required, whole).calls == (("look", '{"at": [1]}'), ("go", '{"to": "2"'))
 

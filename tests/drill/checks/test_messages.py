@@ -6,7 +6,7 @@ import json
 
 import msgspec
 
-from baton.drill.checks.chat import Said, wrong_chat
+from baton.drill.checks.chat import ChoiceMessage, wrong_chat
 from baton.drill.checks.messages import read_messages
 from baton.drill.checks.text import AnswerText
 from baton.drill.language.vocabulary import PIECES
@@ -51,7 +51,7 @@ def stream(events: list[Json]) -> bytes:
 def test_a_stream_of_blocks_is_the_oracles_message_and_others_are_wrong() -> None:
     events = [event for each in BLOCKS for event in each] + END
     reply = read_messages(ASKED, stream(events))
-    assert reply.said[0] == Said("so", "a", (("look", '{"at":1}'),))
+    assert reply.said[0] == ChoiceMessage("so", "a", (("look", '{"at":1}'),))
     assert not list(wrong_chat(ASKED, reply, WANT))
     for others in (events[1:], events[:-1], events[:2] + events[3:], [*events[:-2], END[0], *END]):
         assert list(wrong_chat(ASKED, read_messages(ASKED, stream(others)), WANT))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from baton.drill.checks.fairness import FairnessWitness
-from baton.drill.checks.watch import Answers, EngineWitness
+from baton.drill.checks.watch import Answers, EngineWitness, Witnesses
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
 
 
 def witnessed(answers: Answers, said: list[str], weights: str) -> EngineWitness:
-    found = EngineWitness("d", {}, 2.0, said.append, answers, {}, 3.0, FairnessWitness())
+    found = EngineWitness("d", {}, 2.0, 3.0, Witnesses(said.append, answers, {}, FairnessWitness()))
     found.fingerprint = weights
     return found
 

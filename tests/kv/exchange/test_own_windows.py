@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from baton.kv.exchange.source import FetchedPage
-from baton.kv.exchange.warming import Warmer
+from baton.kv.exchange.warming import BlockKind, LowerTiers, Warmer
 from baton.kv.layout import prefix
 from baton.kv.layout.room import window_bytes
 from baton.kv.pages.tables import deepest, seen_behind, table_hash
@@ -54,9 +54,11 @@ class Worker(Sharer):
         self.writeback = WriteBack(*terms)
         self.kept = self.writeback.take
         self.warmer = Warmer(
-            self.filler, self, "f", "test", tiers=self.tiers, holdings=self.holdings, shared=self.shared,
-            windows=WINDOWS,
-        )  # fmt: skip
+            self.filler,
+            self,
+            BlockKind("f", "test", windows=WINDOWS),
+            lower=LowerTiers(self.tiers, self.holdings, self.shared),
+        )
         self.pins = PrefixPins(self.source, self.warmer, 24, 16, WINDOWS)
         self._task = asyncio.create_task(self.writeback.run())
 

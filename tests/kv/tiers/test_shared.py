@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.kv.exchange.warming import Warmer
+from baton.kv.exchange.warming import BlockKind, LowerTiers, Warmer
 from baton.kv.layout.page import layout_for
 from baton.kv.tiers import shared, writeback
 from baton.kv.tiers.blobs import Entry, meaning_of, name_of, packed, unpacked
@@ -42,7 +42,8 @@ class Worker(Sharer):
         self.shared = SharedTier(store, MEANING, PAGE, most_bytes, lambda: self.now)
         self.writeback = WriteBack(self.tell, self.memory, tiers, holdings, lambda: 0.0, self.shared)
         self.kept = self.writeback.take
-        self.warmer = Warmer(self.filler, None, "f", "test", tiers=tiers, holdings=holdings, shared=self.shared)
+        lower = LowerTiers(tiers, holdings, self.shared)
+        self.warmer = Warmer(self.filler, None, BlockKind("f", "test"), lower=lower)
         self._task = asyncio.create_task(self.writeback.run())
 
     async def share(self, hashes: Sequence[bytes]) -> None:

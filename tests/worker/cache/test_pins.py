@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.kv.exchange.warming import Warmer
+from baton.kv.exchange.warming import BlockKind, Warmer
 from baton.kv.layout import prefix
 from baton.protos.errors import InvalidRequest, PinsFull
 from baton.protos.nouns import EngineRequest, Sampling
@@ -25,7 +25,7 @@ class Worker(Sharer):
                 yield page
 
         fetcher = type("Fetcher", (), {"blocks": staticmethod(blocks)})() if other else None
-        self.pins = PrefixPins(self.source, Warmer(self.filler, fetcher, "f", "test"), 8, 16)
+        self.pins = PrefixPins(self.source, Warmer(self.filler, fetcher, BlockKind("f", "test")), 8, 16)
 
     def evict(self) -> None:
         self.pool.open([], self.pool.available).close()
