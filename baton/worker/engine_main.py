@@ -51,6 +51,7 @@ from baton.worker.kv_memory import kv_bytes
 from baton.worker.spec import AdapterSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
 
 NO_ADAPTERS = AdapterSpec()
+RANK_ROOM = 1.25  # of a rank's pages on a card, because a session's room grows by a quarter more (runtime.cuh)
 ENCODER_PAGES = 1 << 14  # of 64 bytes each, because as many as memory holds would be millions to keep books of
 
 
@@ -159,10 +160,12 @@ def _configured_pages(spec: WorkerSpec, layout: KvLayout) -> int:
 
 
 def _share_on_card(spec: WorkerSpec, layout: KvLayout) -> float:
-    """Returns the largest share of each page that a card holds: of several ranks' each has its own heads alone."""
+    """Returns the memory that a card takes for each page, as a share of its bytes, at most: of several ranks' each
+    has its own heads alone, in a room that is larger than they are.
+    """
     if spec.engine.tp == 1 or not layout.groups:
         return 1.0
-    return max(kv_share(group.kv_heads, spec.engine.tp) for group in layout.groups)
+    return RANK_ROOM * max(kv_share(group.kv_heads, spec.engine.tp) for group in layout.groups)
 
 
 def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int, held: float = 1.0) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
+from baton.kv.layout.page import layout_for
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos.channel import EngineReady
 from baton.protos.errors import BatonError, ConfigError, RankLost
@@ -74,6 +75,12 @@ def test_pages_leave_room_for_the_weights_and_for_adapters_that_may_come(
 ) -> None:
     monkeypatch.setattr(engine_main, "kv_bytes", lambda cache, device, taken, held: 1000 - taken)
     assert engine_main.page_count(spec(**fields), 1, 100) == 1000 - beside
+
+
+def test_pages_of_ranks_on_cards_leave_room_for_what_their_sessions_take_more() -> None:
+    layout = layout_for("bfloat16", 2, 8, 64)
+    assert engine_main._share_on_card(spec(device="cuda", tp=1), layout) == 1.0
+    assert engine_main._share_on_card(spec(device="cuda", tp=2), layout) == 1.25 / 2
 
 
 @pytest.mark.parametrize(
