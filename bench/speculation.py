@@ -16,7 +16,8 @@ second over none, and the share of what the best fixed depth would bring by this
 drafts of ``--speculation auto``, where the script repeats its prompt with some edits, as summaries with quotes and
 code edits do (copied), where it repeats nothing (new), and where pairs of tokens repeat but tell nothing
 (misleading). ``peer``: llama.cpp's own look-up over the same scripts beside its own decoding, on the same shape in
-Q8_0, at batch 1; it is left out, and says so, where ``python -m bench.peers.environments llama_cpp`` wasn't run.
+Q8_0, and vLLM's in bf16, at batch 1; one is left out, and says so, where ``python -m bench.peers.environments
+llama_cpp vllm`` wasn't run.
 
 The last row is the rule for making ``auto`` the default: at each batch that was measured, nothing below 0.98 of no
 speculation, and no p99 between tokens above it by more than two runs without speculation differ.
@@ -51,7 +52,7 @@ from baton.kernels.abi import native
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
-from bench.peers.lookup import looked_up
+from bench.peers.lookup import looked_up, looked_up_by_vllm
 from bench.speculation_texts import PROMPT, TOKENS, Scripts, copied, misleading, new, texts
 
 NEVER_WORSE, OF_PERFECT = 0.98, 0.85
@@ -327,20 +328,24 @@ def real(bench: Bench, batch: int) -> Iterator[Row]:
 
 
 def peer(bench: Bench, batch: int) -> Iterator[Row]:
-    """llama.cpp's look-up over the same scripts, one sequence at a time; nothing where it isn't set up."""
+    """Peers' look-ups over the same scripts, one sequence at a time; nothing of those that aren't set up."""
     if batch != 1:
         return
-    for kind in (copied, new, misleading):
-        runs = [texts(1, 1000 + at, kind) for at in range(bench.extent.rounds_at(batch) + 1)]
-        asked = [(prompts[name], scripts[name]) for prompts, scripts in runs for name in prompts]
-        found = looked_up(bench.size, asked, bench.extent.tokens)
-        if found is None:
-            return
-        ratios = [without / drafted for without, drafted in found[1:]]
-        low, high = interval(ratios)
-        yield Row(f"llama.cpp's look-up, {kind.__name__} text", median(ratios), "x of its none", low=low, high=high)
+    kinds = (copied, new, misleading)
+    for name, ask in PEERS.items():
+        rounds = bench.extent.rounds + 1
+        runs = {kind: [texts(1, 1000 + at, kind) for at in range(rounds)] for kind in kinds}
+        asked = [
+            (prompts[one], scripts[one]) for kind in kinds for prompts, scripts in runs[kind] for one in prompts
+        ]
+        found = ask(bench.size, asked, bench.extent.tokens)
+        for at, kind in enumerate(kinds if found else ()):
+            ratios = [without / drafted for without, drafted in (found or ())[at * rounds + 1 : (at + 1) * rounds]]
+            low, high = interval(ratios)
+            yield Row(f"{name}, {kind.__name__} text", median(ratios), "x of its none", low=low, high=high)
 
 
+PEERS = {"llama.cpp's look-up (Q8_0)": looked_up, "vLLM's look-up (bf16)": looked_up_by_vllm}
 PARTS: dict[str, Callable[[Bench, int], Iterator[Row]]] = {"oracle": oracle, "real": real, "peer": peer}
 
 

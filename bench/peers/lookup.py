@@ -1,6 +1,7 @@
-"""llama.cpp's prompt look-up over texts that are given, beside its own decoding of them, in its own environment.
+"""Peers' prompt look-up over texts that are given, beside their own decoding of them, in their own environments:
+llama.cpp's and vLLM's.
 
-Its own class proposes, its own context verifies, and what the model "chose" is the given text, as in
+Their own classes propose, their own step verifies, and what the model "chose" is the given text, as in
 ``bench.speculation``. Knows nothing of rows or of our engine.
 """
 
@@ -13,11 +14,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.peers import vllm_environment
 from bench.peers.environments import HOME, REQUIREMENTS
+from bench.peers.random_checkpoint import checkpoint_of
 from bench.peers.random_gguf import NAME, folder_of
 
 ENVIRONMENTS = ("llama_cpp_without_amx", "llama_cpp")  # the first is made where the other crashes
 LIMIT_S = 600.0
+VLLM_SIDE = Path(__file__).with_name("vllm_lookup_side.py")
 
 
 def looked_up(
@@ -39,6 +43,34 @@ def looked_up(
         raise RuntimeError(f"{script.name} ended with {done.returncode}: {done.stderr[-2000:]}")
     last = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("["))
     return [(without, drafted) for without, drafted in json.loads(last)]
+
+
+def looked_up_by_vllm(
+    size: str, texts: Sequence[tuple[list[int], list[int]]], tokens: int
+) -> list[tuple[float, float]] | None:
+    """Returns the same for vLLM's n-gram look-up, on the same shape in bf16.
+
+    None, with a word on stderr, where vLLM isn't set up here. Raises RuntimeError where it fails.
+    """
+    if not (HOME / "vllm" / "installed").exists():
+        print("no vLLM here: python -m bench.peers.environments vllm", file=sys.stderr)
+        return None
+    found, folder = vllm_environment.set_up(HOME / "vllm"), checkpoint_of(HOME, size)
+    asked = json.dumps({"texts": texts, "tokens": tokens})
+    surroundings = os.environ | {"LD_PRELOAD": ":".join(map(str, found.preload))}
+    without, drafted = (
+        _answered_by_vllm([str(found.python), str(VLLM_SIDE), str(folder), way], asked, surroundings)
+        for way in ("none", "ngram")
+    )
+    return list(zip(without, drafted, strict=True))
+
+
+def _answered_by_vllm(command: list[str], asked: str, surroundings: dict[str, str]) -> list[float]:
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=LIMIT_S, env=surroundings)
+    if done.returncode:
+        raise RuntimeError(f"{VLLM_SIDE.name} ended with {done.returncode}: {done.stderr[-2000:]}")
+    seconds: list[float] = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line[:1] == "["))
+    return seconds
 
 
 def _is_made(name: str) -> bool:

@@ -69,4 +69,7 @@ def test_a_peer_that_is_not_set_up_is_left_out_with_a_word(
 ) -> None:
     monkeypatch.setattr(lookup, "HOME", tmp_path)
     assert lookup.looked_up("150M", [([1, 2], [3, 4])], 2) is None
-    assert "no llama.cpp here" in capsys.readouterr().err
+    assert lookup.looked_up_by_vllm("150M", [([1, 2], [3, 4])], 2) is None
+    told = capsys.readouterr().err
+    assert "no llama.cpp here" in told
+    assert "no vLLM here" in told
