@@ -50,6 +50,7 @@ BUGS = tuple(
         "SMALL",
         "LOWEST",
         "FOURS",
+        "MIDDLES",
     )
 )
 

@@ -60,7 +60,7 @@ BATON_INLINE void clear(int64_t m, float* sums) {
 
 // A tile alone reads weights from memory, and asks for them so far ahead, since hardware stops at every page. Of several, and of a
 // tile that passes its chunk more than once, the first four fetch a share each of what comes after the chunk.
-constexpr int64_t kAhead = 2048;
+constexpr int64_t kAhead = 6144;
 
 // Tile t's share of `bytes` from `next` on, where rows are wide: all of it in one's steps.
 inline Ahead share_of(const char* next, int64_t bytes, int64_t t, int64_t tiles) {
@@ -103,23 +103,16 @@ void chunk_bf16(const Call& call, const Work& work) {
   each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16<size>((const bf16*)work.at, steps, tile); });
 }
 
-// Of a chunk's groups: two floats each of an output where there are minimums.
-int64_t group_floats(const PackedLinear& w, int64_t width) { return w.group ? width / w.group * kPanel * (has_mins(w) ? 2 : 1) : 0; }
-
-// Where there are groups, their scales lie in front of the weights.
 void chunk_widened(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
   const PackedLinear& w = *call.w;
-  const int64_t width = rows.width(work.from), count = w.group ? width / w.group * kPanel : 0;
-  float *scales = (float*)work.unpacked, *mins = has_mins(w) ? scales + count : nullptr;
-  uint16_t* wide = (uint16_t*)(scales + group_floats(w, width));
-  const int64_t from = (work.panel * (rows.padded / std::max(w.group, 1)) + work.from / std::max(w.group, 1)) * kPanel;
-  for (int64_t i = 0; i < count; i += LANES) store(scales + i, load_halves(w.scales + from + i));
-  for (int64_t i = 0; mins && i < count; i += LANES) store(mins + i, load_halves(w.mins + from + i));
-  with_floats(w, (const uint8_t*)work.at, width, rows.m, wide, [&](const auto& floats) {
+  const int64_t width = rows.width(work.from);
+  const int64_t from = w.group ? (work.panel * (rows.padded / w.group) + work.from / w.group) * kPanel : 0;
+  const GroupScales scales{w.scales + from, has_mins(w) ? w.mins + from : nullptr};
+  with_floats(w, (const uint8_t*)work.at, width, rows.m, (uint16_t*)work.unpacked, [&](const auto& floats) {
     each_tile(call, work, [&](auto size, const TileRows& tile) {
-      if (!count) return floats.template add<size>(0, width, tile);
-      tile_groups<size>(floats, width, w.group, GroupScales{scales, mins}, tile, rows.are_e4m3);
+      if (!w.group) return floats.template add<size>(0, width, tile);
+      tile_groups<size>(floats, width, w.group, scales, tile, rows.are_e4m3);
     });
   });
 }
@@ -165,7 +158,7 @@ void chunk_integers(const Call& call, const Work& work) {
 // Of a chunk's weights as the tiles read them, where they aren't read as they lie.
 int64_t unpacked_bytes(const PackedLinear& w, const Rows& rows) {
   const int64_t width = rows.width(0);
-  if (becomes_bf16(w.kind)) return 2 * width * kPanel + 4 * group_floats(w, width);
+  if (becomes_bf16(w.kind)) return 2 * width * kPanel;
   return (w.kind == LINEAR_CODES || w.kind == LINEAR_W4) && !rows.in_registers ? width * kPanel : 0;
 }
 

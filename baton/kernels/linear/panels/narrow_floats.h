@@ -18,13 +18,13 @@ struct WideBytes {
   }
 };
 
-// Low nibbles first, then high ones.
+// Low nibbles first, then high ones, of either in the order of swap_middles.
 struct WideNibbles {
   static constexpr int kInputs = 8;
   static BATON_INLINE __m256i ready(__m256i eight) { return _mm256_xor_si256(eight, _mm256_set1_epi8(-0x78)); }
   template <int I>
   static BATON_INLINE __m256 value(__m256i eight) {
-    constexpr int kLeft = I < 4 ? 28 - 8 * I : 24 - 8 * (I - 4);
+    constexpr int kByte = I % 2 * 2 + I / 2 % 2, kLeft = (I < 4 ? 28 : 24) - 8 * kByte;
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(eight, kLeft), 28));
   }
 };

@@ -38,6 +38,9 @@ inline int64_t weight_bytes(const PackedLinear& w, int64_t values) {
   return w.kind == LINEAR_BF16 ? 2 * values : is_of_bytes(w.kind) ? values : values / 2;
 }
 
+// Whether its nibbles become bf16, which they do by words: rows are dealt for it (swap_middles).
+inline bool is_of_wide_nibbles(int32_t kind) { return is_weight_only(kind) && !is_of_bytes(kind); }
+
 // Whether `mins` are mins: one per group and output.
 inline bool has_mins(const PackedLinear& w) {
   const int32_t form = form_of(w.kind);
@@ -53,6 +56,19 @@ constexpr uint8_t kPlaces = 15;
 
 inline const int8_t* table_of(const PackedLinear& w) { return (const int8_t*)w.mins; }
 inline const bf16* wide_table_of(const PackedLinear& w) { return (const bf16*)(table_of(w) + 16); }
+
+// What W4's nibbles or codes stand for, as bf16, which holds whole numbers up to 256; and its low bytes, its high ones.
+struct NibbleTable {
+  alignas(32) uint16_t words[16];
+  alignas(16) uint8_t low[16], high[16];
+
+  explicit NibbleTable(const bf16* numbers) {
+    for (int i = 0; i < 16; ++i) {
+      words[i] = numbers ? numbers[i] : to_bf16(float(i - 8));
+      low[i] = uint8_t(words[i]), high[i] = uint8_t(words[i] >> 8);
+    }
+  }
+};
 
 // The numbers of a table of codes + 128, as dot products take weights.
 struct ByteTable {

@@ -68,7 +68,7 @@ struct Rows {  // what is multiplied, in the calling thread's scratch
   int64_t chunk, group, groups;       // inputs per chunk and per sum, sums per row
   bool halves;                        // of panels
   bool widened, in_registers;         // int4 and codes: see above
-  bool are_e4m3, summed;              // rows of bf16: rounded to e4m3; each group's inputs added up
+  bool are_e4m3, summed, by_words;    // rows of bf16: rounded to e4m3; each group's inputs added up; in the order of swap_middles
   float given;                        // e4m3 rows' scale, 0 for their own
   char* x;
   int32_t* starts;  // [tile of rows][group][row], see tiles.h
@@ -190,6 +190,7 @@ inline void prepare_tile(const Rows& rows, int64_t tile, const char* x, int32_t 
       rows.scales[first + r] = quantize_row(from, from + count * x_bytes, dtype, rows.k, rows.padded, rows.group, (int8_t*)row,
                                             {rows.starts + first * rows.groups + r, count, rows.zero});
     if (rows.summed) sum_groups((const bf16*)row, rows.padded, own);
+    if (rows.by_words) swap_middles((bf16*)row, rows.padded);
   }
   if (!alone) deal(rows, first, count, (const uint32_t*)rounded, stride / 4);
 }
@@ -203,6 +204,7 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   const bool wide = becomes_bf16(w.kind);
   rows.unit = w.kind == LINEAR_BF16 || wide ? 2 : 4;
   rows.are_e4m3 = w.kind == LINEAR_E4M3_A8, rows.summed = wide && has_mins(w);
+  rows.by_words = is_of_wide_nibbles(w.kind);
   rows.given = rows.are_e4m3 ? *(const float*)w.mins : 0;
   rows.group = rows.widened ? 2 * w.exact : w.group ? w.group : wide ? rows.padded : kSum;
   rows.halves = by_halves(w, m);

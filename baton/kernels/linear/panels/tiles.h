@@ -23,15 +23,15 @@ constexpr int64_t kGroupStride = 0;
 constexpr int64_t kGroupStride = kPanel;
 #endif
 
-// What is fetched beside a step of 256 bytes of weights: four lines, `apart` bytes each from each, beside few rows; one beside many,
-// where each costs and weights come from a cache. Where rows are wide, `bytes` are all that a tile fetches (wide_rows.h).
+// What is fetched beside a step of 256 bytes of weights: four lines, `apart` bytes each from each, beside few rows (into the nearest
+// cache, where a tile is alone); one beside many, where each costs and weights come from a cache. Where rows are wide, `bytes` are all that a tile fetches (wide_rows.h).
 struct Ahead {
   const char* at;
   int64_t apart, bytes;  // bytes: from step to step
 
   template <int Rows>
   BATON_INLINE void fetch() {
-    for (int line = 0; line < (Rows > 4 ? 1 : 4); ++line) __builtin_prefetch(at + line * apart, 0, 2);
+    for (int line = 0; line < (Rows > 4 ? 1 : 4); ++line) __builtin_prefetch(at + line * apart, 0, Rows > 2 ? 2 : 3);
     at += bytes;
   }
 
@@ -271,7 +271,8 @@ struct GoesOn {
 // Or a group's: they begin at zero; their scale times a row's own number, if that is one, brings them into `out`, less the minimums
 // by that number.
 struct OfGroup {
-  const float *scales, *mins, *own;  // [64], or null; [row]
+  const fp16 *scales, *mins;  // [64], or null
+  const float* own;           // [row]
   bool scaled_rows;
 
   template <int R>
@@ -286,12 +287,12 @@ struct OfGroup {
   template <int R, bool Mins, bool Rows>
   BATON_INLINE void put(const __m512 (&acc)[R][4], float* out) const {
     unroll<4>([&](auto j) BATON_LAMBDA {
-      const __m512 scale = _mm512_loadu_ps(scales + 16 * j);
+      const __m512 scale = sixteen_fp16(scales + 16 * j), low = Mins ? sixteen_fp16(mins + 16 * j) : scale;
       unroll<R>([&](auto r) BATON_LAMBDA {
         float* to = out + r * kPanel + 16 * j;
         const __m512 by = Rows ? _mm512_mul_ps(scale, _mm512_set1_ps(own[r])) : scale;
-        __m512 total = _mm512_add_ps(_mm512_loadu_ps(to), _mm512_mul_ps(acc[r][j], by));
-        if (Mins) total = _mm512_sub_ps(total, _mm512_mul_ps(_mm512_loadu_ps(mins + 16 * j), _mm512_set1_ps(own[r])));
+        __m512 total = _mm512_fmadd_ps(acc[r][j], by, _mm512_loadu_ps(to));
+        if (Mins) total = _mm512_fnmadd_ps(low, _mm512_set1_ps(own[r]), total);
         _mm512_storeu_ps(to, total);
       });
     });

@@ -45,26 +45,15 @@ BATON_INLINE Bytes two_tops(Bytes first, Bytes second) {
 BATON_INLINE Bytes without_zero(Bytes x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
 #endif
 
-// What W4's nibbles or codes stand for, as bf16, which holds whole numbers up to 256: low bytes, then high ones.
-struct NibbleTable {
-  alignas(16) uint8_t low[16], high[16];
-
-  explicit NibbleTable(const bf16* numbers) {
-    for (int i = 0; i < 16; ++i) {
-      const bf16 value = numbers ? numbers[i] : to_bf16(float(i - 8));
-      low[i] = uint8_t(value), high[i] = uint8_t(value >> 8);
-    }
-  }
-};
-
 #if !BATON_AVX512
-// `steps` of [64][4] bytes with two nibbles each -> four times as many of [64][2] bf16.
+// `steps` of [64][4] bytes with two nibbles each -> four times as many of [64][2] bf16, in the order of swap_middles.
 inline void widen_nibbles(const uint8_t* w, int64_t steps, const NibbleTable& table, uint16_t* out) {
 #if BATON_AVX2
   constexpr int kWidth = sizeof(Bytes);
   const Bytes lows = sixteen_places(table.low), highs = sixteen_places(table.high);
-  const auto put = [&](Bytes places, uint16_t* to) BATON_LAMBDA {
-    const Bytes low = looked_up(lows, places), high = looked_up(highs, places);
+  const Bytes middles = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+  const auto put = [&](Bytes four, uint16_t* to) BATON_LAMBDA {
+    const Bytes places = looked_up(four, middles), low = looked_up(lows, places), high = looked_up(highs, places);
     const Bytes first = low_pairs(low, high), second = high_pairs(low, high);
     put_bytes(to, words_of<0x88>(first, second)), put_bytes(to + 128, words_of<0xdd>(first, second));
   };
@@ -74,11 +63,10 @@ inline void widen_nibbles(const uint8_t* w, int64_t steps, const NibbleTable& ta
       put(low_nibbles(both), out + kWidth / 2 * j), put(high_nibbles(both), out + 256 + kWidth / 2 * j);
     });
 #else
-  const auto value = [&](int place) { return uint16_t(table.low[place] | table.high[place] << 8); };
   for (int64_t s = 0; s < steps; ++s, w += 256, out += 512)
     for (int i = 0; i < 256; ++i) {
-      const int at = i / 4 * 2 + i % 2 + i % 4 / 2 * 128;
-      out[at] = value(w[i] & 15), out[256 + at] = value(w[i] >> 4);
+      const int at = i / 4 * 2 + i % 4 / 2 + i % 2 * 128;
+      out[at] = table.words[w[i] & 15], out[256 + at] = table.words[w[i] >> 4];
     }
 #endif
 }
@@ -107,8 +95,7 @@ template <class F>
 BATON_INLINE void with_lookup(const PackedLinear& w, F&& f) {
   if (is_e4m3(w.kind)) return f(LookedUpE4m3());
   if (is_of_bytes(w.kind)) return f(LookedUpBytes());
-  const NibbleTable table(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr);
-  f(LookedUpNibbles(table.low, table.high));
+  f(LookedUpNibbles(NibbleTable(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr)));
 }
 #endif
 
@@ -123,9 +110,9 @@ inline void widen_to_bf16(const PackedLinear& w, const uint8_t* at, int64_t widt
 #endif
 }
 
-// What a panel's groups of one chunk are multiplied by: [group][64] floats, `mins` null where there are none.
+// What a panel's groups of one chunk are multiplied by: [group][64], `mins` null where there are none.
 struct GroupScales {
-  const float *scales, *mins;
+  const fp16 *scales, *mins;
 };
 
 // A chunk's weights that became bf16: [two inputs][64][2].
@@ -227,9 +214,9 @@ inline void tile_groups(const Floats& w, int64_t width, int64_t group, GroupScal
     for (int64_t n = 0; n < kPanel; n += LANES)
       for (int64_t r = 0; r < R; ++r) {
         float* to = out + r * kPanel + n;
-        const vf scale = load(of.scales + n) * splat(scaled_rows ? own[r] : 1.0f);
-        const vf total = load(to) + load(sums + r * kPanel + n) * scale;
-        store(to, of.mins ? total - load(of.mins + n) * splat(own[r]) : total);
+        const vf scale = load_halves(of.scales + n) * splat(scaled_rows ? own[r] : 1.0f);
+        const vf total = fma(load(sums + r * kPanel + n), scale, load(to));
+        store(to, of.mins ? fma(load_halves(of.mins + n), splat(-own[r]), total) : total);
       }
     of.scales += kGroupStride;
     if (of.mins) of.mins += kGroupStride;
@@ -281,13 +268,28 @@ inline float round_to_e4m3(const void* x, int32_t dtype, int64_t k, int64_t padd
   return scale;
 }
 
-// Adds up each group of a row that is bf16 already.
+// Adds up each group of a row that is bf16 already, input i in lane i % 16.
 inline void sum_groups(const bf16* row, int64_t padded, RowGroups groups) {
   for (int64_t begin = 0; begin < padded; begin += groups.group, groups.at += groups.stride) {
-    float sum = 0;
-    for (int64_t i = begin; i < std::min(begin + groups.group, padded); ++i) sum += from_bf16(row[i]);
-    *groups.at = sum;
+    vf lanes{};
+    const int64_t end = std::min(begin + groups.group, padded);
+    for (int64_t i = begin; i < end; i += LANES) {
+      bf16 part[LANES] = {};
+      std::memcpy(part, row + i, std::min<int64_t>(LANES, end - i) * 2);
+      float wide[LANES];
+      for (int j = 0; j < LANES; ++j) wide[j] = from_bf16(part[j]);
+      lanes = lanes + load(wide);
+    }
+    *groups.at = sum(lanes);
   }
+}
+
+// Of every eight inputs the second and the third change places, and so do the sixth and the seventh: nibbles are looked up by words,
+// and words have their bytes' low nibbles as pairs of every other input (linear.h: W4).
+inline void swap_middles(bf16* row, int64_t padded) {
+#ifndef BATON_MUTATION_LINEAR_MIDDLES
+  for (int64_t i = 0; i < padded; i += 4) std::swap(row[i + 1], row[i + 2]);
+#endif
 }
 
 }  // namespace baton
