@@ -20,7 +20,7 @@ POOLINGS = (
 )  # the last two are an encoder's: the first token's state, a pair's score
 # A JSON schema; a regular expression; a JSON array of strings; an EBNF grammar (GBNF or Lark).
 GRAMMAR_KINDS = ("json_schema", "regex", "choice", "grammar")
-MAX_GRAMMAR_BYTES = 64 << 10
+MAX_GRAMMAR_BYTES = 64 << 10  # of a client's grammar, because it has to fit into one message to its process
 # Between JSON tokens: a space or a line break with its indent, as every style writes it, but no run of empty lines:
 # a small model that has begun one would fill max_tokens with it.
 JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,32}"}

@@ -137,6 +137,7 @@ class ReuseTable:
 
 
 CLASSES = (MOST_USES + 1) * (MOST_TURNS + 1) * GAPS * 2  # histories, each with and without a client's hint
+# Bounds of the bins of age, in pages, because BINS counts half-octaves.
 _EDGES = 2.0 ** (np.arange(BINS + 1) / 2) - 1
 _WIDTHS = np.maximum(np.diff(_EDGES), 0.4)
 

@@ -20,7 +20,7 @@ from baton.protos.nouns import KvLayout
 
 MAGIC = b"baton.kv.share.1"
 DIGEST_BYTES = 32  # bytes of a BLAKE2b digest here
-HEAD_BYTES = len(MAGIC) + 3 * DIGEST_BYTES
+HEAD_BYTES = len(MAGIC) + 3 * DIGEST_BYTES  # of a blob, in front of its page
 NAME_LENGTHS = [32, 2, 64]  # hex digits of the three parts of a name
 HEX = frozenset("0123456789abcdef")
 

@@ -21,7 +21,7 @@ _CODES = {
     "quota_exceeded": "rate_limit_exceeded",
 }
 MOST_TOLD = 2000  # characters of a message
-_RETRY_LATER = (429, 503)
+_RETRY_LATER = (429, 503)  # statuses that come with Retry-After, because the same call may succeed later
 
 
 def error_json(error: BaseException) -> Json:

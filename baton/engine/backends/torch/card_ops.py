@@ -47,6 +47,7 @@ FASTER = "it is faster"
 WITHOUT = "flashinfer-python isn't installed (the extra [gpu])"
 # An 8B's attention, for which `baton doctor --gpu` tries a card.
 USUAL = AttentionShape(32, 8, 128, "bfloat16", 128**-0.5, ((0, 0.0),))
+# An 8B's vocabulary and the filters of a draw, with which a card is tried.
 VOCAB, TOP_K, TOP_P, MIN_P = 128_256, 50, 0.9, 0.02
 NVCC = "/usr/local/cuda/bin/nvcc"  # where it is looked for last
 
