@@ -36,6 +36,7 @@ WATCHED = 8  # of so many steps without speculation one is timed, because the ma
 MOST_FOR_OTHERS = 0.25
 MOST_ENDED = 16  # ended answers that wait to be forgotten, which takes a time that a single step shouldn't have
 LOOKED_BACK = 0.5  # share by which looking back lengthens a step, which it does once in 250: 0.2% of the time
+MOST_LOOKS_APART = 8  # calls between two that look back, doubled to this while drafts bring nothing
 FIRST_PLACE = 0.5  # of a call's time for a place that is looked back on, until it is known
 PLACE_NEW = 0.3  # weight of the last time per place that was looked back on
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
@@ -81,6 +82,7 @@ class Drafter:
         self._ended: dict[int, SequenceView] = {}  # texts that are still to be forgotten
         self._gone: list[int] = []  # sequences that were forgotten before their last step is settled
         self._prompt_token_s = 0.0
+        self._looks_apart = self._look_wait = 1  # calls between two that look back, and until the next one
         self._looked_back_s = self._place_s = 0.0  # in the present step; estimated for one place, once known
         self._probed: int | None = None
         self._sequence_steps, self._read_ahead = 0, 0  # steps of sequences that wrote; prompts' tokens read early
@@ -174,7 +176,7 @@ class Drafter:
         """
         left_s = LOOKED_BACK * self._costs.of(count) - self._looked_back_s
         place_s = self._place_s or FIRST_PLACE * self._asking.call_s
-        if not self._asking.is_felt or left_s < place_s:
+        if not self._asking.is_felt or left_s < place_s or self._skips_look():
             return
         began = self._clock()
         made = self._judge.look_back(text, self._likeliest, count, int(left_s / place_s))
@@ -182,6 +184,16 @@ class Drafter:
         self._looked_back_s += took
         if made:
             self._place_s = place_s + PLACE_NEW * (took / made - place_s)
+
+    def _skips_look(self) -> bool:
+        """Counts a call that may look back; returns whether it shouldn't, because the last ones found nothing."""
+        if self._allowance.is_promising:
+            self._looks_apart = self._look_wait = 1
+        self._look_wait -= 1
+        if self._look_wait > 0:
+            return True
+        self._looks_apart = self._look_wait = min(MOST_LOOKS_APART, 2 * self._looks_apart)
+        return False
 
     def _likeliest(self, text: Writer) -> Draft | None:
         drafts = self._proposals.of(text)

@@ -72,6 +72,7 @@ def test_looking_back_takes_next_to_nothing_where_nothing_stands() -> None:
     assert found.rate >= 0.99
     assert max(found.steps) < 1.0 + LOOKED_BACK + 0.1
     assert sum(step > 1.01 for step in found.steps) < 0.01 * len(found.steps)
+    assert 1 < sum(step > 1.2 for step in found.steps) < 0.002 * len(found.steps), "ever more seldom"
 
 
 def test_no_place_is_looked_back_on_twice() -> None:
