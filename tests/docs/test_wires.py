@@ -53,6 +53,22 @@ def test_no_method_is_called_by_a_name_that_is_put_together() -> None:
     assert found == []
 
 
+def test_what_a_choice_keeps_is_set_by_its_owner_alone() -> None:
+    """Retries, progress, the stream and the record of a choice: others read them and call their methods."""
+    owned = {"retries", "progress", "stream", "trail"}
+    found = [
+        f"{path}:{target.lineno}"
+        for path, tree in trees("baton/router").items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.value, ast.Attribute | ast.Name)
+        and getattr(target.value, "attr", getattr(target.value, "id", "")) in owned
+    ]
+    assert found == []
+
+
 def is_module(module: str, name: str) -> bool:
     """Returns whether ``name`` in ``module`` is a file of ours."""
     return (ROOT / module.replace(".", "/") / f"{name}.py").exists()

@@ -60,10 +60,10 @@ class Blame:
         if isinstance(error, NoWorker):
             return  # nobody failed: the way that was planned is closed, another may be open
         if isinstance(error, AdapterNotLoaded) and run.retries.misses < MOST_MISSES:
-            run.retries.misses += 1
+            run.retries.miss()
             return  # nor here: others' adapters took its place between the load and the request
         if isinstance(error, Draining | Overdue):
-            run.retries.moves += 1  # nor did one that was asked to leave, or is slow
+            run.retries.move()  # nor did one that was asked to leave, or is slow
         else:
             run.retries.fail()
             _suspect(run, error)
@@ -82,7 +82,7 @@ def _suspect(run: ChoiceRun, error: BatonError) -> None:
     retries = run.retries
     if not isinstance(error, WorkerStalled) or retries.fed:
         return
-    retries.suspected += 1
+    retries.suspect()
     if retries.suspected >= MOST_SUSPECTED:
         text = (
             f"{retries.suspected} workers' engines stopped answering once they had this request: no other gets it"

@@ -90,7 +90,7 @@ class ChoiceRun:
         blocks are there.
         """
         self.progress.take_decode(output)
-        self.retries.fed = True
+        self.retries.feed()
         placed.mark_prefilled()
         if not self.home.done() and not self.progress.unscored:
             self.home.set_result(placed.taken.decode)

@@ -118,8 +118,7 @@ class Dispatcher:
         """Refuses new requests, cancels the running ones with Draining, and returns when they have ended."""
         self._admission.close()
         for run in list(self._open.values()):
-            run.stream.cancel_reason = "shutdown"
-            run.stream.fail(Draining("the router is shutting down"))
+            run.stream.fail(Draining("the router is shutting down"), "shutdown")
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)

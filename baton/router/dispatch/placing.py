@@ -125,7 +125,7 @@ class Placer:
         if not snapshot.decode:
             self._bear_absence(run)
             return None
-        run.retries.absent_since = None
+        run.retries.present()
         self._require_pages(snapshot, routing, len(run.stream.emitted))
         if run.retries.any_avoided:
             failed = frozenset(k.id for k in (*snapshot.prefill, *snapshot.decode) if run.retries.avoids(k.info))
@@ -180,10 +180,7 @@ class Placer:
         raise ContextTooLong(text, field)
 
     def _bear_absence(self, run: ChoiceRun) -> None:
-        now = self._clock()
-        if run.retries.absent_since is None:
-            run.retries.absent_since = now
-        if now - run.retries.absent_since > self._worker_wait_s:
+        if run.retries.absent_for(self._clock()) > self._worker_wait_s:
             raise self._absence(run)
 
     def _absence(self, run: ChoiceRun) -> Unavailable:

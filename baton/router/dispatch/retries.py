@@ -1,6 +1,6 @@
 """A choice's count of attempts, and the workers to avoid.
 
-Knows nothing of connections, streams or messages.
+Knows nothing of connections, streams or messages. Others read its attributes; only its methods set them.
 """
 
 from __future__ import annotations
@@ -81,3 +81,39 @@ class RetryState:
     def begin(self) -> None:
         """Resets ``admitted`` and ``fed`` for a new attempt."""
         self.admitted = self.fed = False
+
+    def admit(self) -> None:
+        """Notes that the attempt's decode worker granted a lease."""
+        self.admitted = True
+
+    def feed(self) -> None:
+        """Notes that the attempt's decode worker gave a token."""
+        self.fed = True
+
+    def move(self) -> None:
+        """Counts a worker that the choice leaves without the worker's fault."""
+        self.moves += 1
+
+    def miss(self) -> None:
+        """Counts a worker that had evicted the choice's adapter."""
+        self.misses += 1
+
+    def suspect(self) -> None:
+        """Counts a worker whose engine stalled on the choice."""
+        self.suspected += 1
+
+    def hedge(self) -> None:
+        """Notes that a slow prefill was abandoned, which is done once."""
+        self.hedged = True
+
+    def absent_for(self, now: float) -> float:
+        """Returns the seconds of the router's clock for which no decode worker has been left; 0 at the first call
+        after ``present``.
+        """
+        if self.absent_since is None:
+            self.absent_since = now
+        return now - self.absent_since
+
+    def present(self) -> None:
+        """Notes that there is a decode worker."""
+        self.absent_since = None

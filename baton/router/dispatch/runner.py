@@ -146,7 +146,7 @@ class ChoiceRunner:
         """Holds the lease on the decode worker until the answer is complete."""
         admit = admit_message(attempt, local=placed.taken.way == "local")
         async with link.admit(admit, partial(run.take_decode, placed), run.cancel_reason) as lease:
-            run.retries.admitted = True
+            run.retries.admit()
             placed.answered()
             try:
                 async with asyncio.TaskGroup() as scope:
@@ -221,7 +221,7 @@ class ChoiceRunner:
             link.lacks(run.request.context.adapter_id, loads)
             raise
         except TimeoutError:
-            run.retries.hedged = True
+            run.retries.hedge()
             raise Overdue(f"{placed.taken.prefill} took much longer than predicted") from None
 
     def _hedge_after(self, run: ChoiceRun, placed: Reservation) -> float | None:

@@ -213,8 +213,11 @@ class ChoiceStream:
             self._tell()
         return len(fresh.token_ids)
 
-    def fail(self, error: BatonError) -> None:
-        """Ends the stream with ``error``, unless it has ended already."""
+    def fail(self, error: BatonError, cancel_reason: str = "") -> None:
+        """Ends the stream with ``error``, unless it has ended already; ``cancel_reason``, if given, is what workers
+        are told.
+        """
+        self.cancel_reason = cancel_reason or self.cancel_reason
         if not self._ended:
             self._ended, self._error = True, error
             self._tell()
