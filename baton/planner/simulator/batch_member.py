@@ -6,7 +6,7 @@ Knows nothing of seconds: a tick is a step.
 from __future__ import annotations
 
 from baton.kv.pages.pool import PageLease
-from baton.planner.simulator.flight import Flight
+from baton.planner.simulator.flight import Blocks, Flight, own_block
 
 
 class BatchMember:
@@ -42,3 +42,9 @@ class BatchMember:
     def seal(self) -> None:
         """Enters the prompt's full blocks in the prefix cache."""
         self.lease.seal_run(0, self.flight.full_blocks)
+
+    def blocks(self, tokens: int, block_tokens: int) -> Blocks:
+        """Returns the ids of the full blocks of the first ``tokens`` tokens, the answer's own among them."""
+        prompt = self.flight.full_blocks
+        more = range(len(prompt), tokens // block_tokens)
+        return [*prompt[: tokens // block_tokens], *(own_block(self.flight.index, place) for place in more)]

@@ -272,8 +272,11 @@ class CompressedDecode:
             self._prefilling.remove(member)
 
     def _preempt(self, member: BatchMember) -> None:
+        """Takes a member's pages. Its full blocks, the answer's too, stay cached as in the real pool."""
         self._settle(member)
         member.gone = True
+        computed = member.tokens - max(1, member.prompt_left)
+        member.lease.seal_run(0, member.blocks(computed, self.block))
         member.lease.close()
         del self._members[member.age]
         again = BatchMember(member.flight, member.lease, member.age, member.tokens)
@@ -289,7 +292,7 @@ class CompressedDecode:
             reserve = min(len(self._members), self.pool.pages // RESERVE_SHARE)
             limit = (tokens - 1) // self.block
             try:
-                lease = self.pool.open(member.flight.full_blocks, -(-tokens // self.block), reserve, limit)
+                lease = self.pool.open(member.blocks(tokens, self.block), -(-tokens // self.block), reserve, limit)
             except PoolExhausted:
                 return
             member.lease, member.prompt_left = lease, tokens - lease.held * self.block

@@ -3,6 +3,7 @@ uncompressed.
 """
 
 import hashlib
+import random
 import struct
 from pathlib import Path
 
@@ -205,6 +206,23 @@ def test_with_one_decode_worker_and_no_preemption_the_twin_gives_the_real_schedu
         assert (a.placed, a.first_token, a.last_token) == pytest.approx(
             (b.placed, b.first_token, b.last_token), rel=1e-9
         )
+
+
+def test_a_preempted_answer_finds_its_own_blocks_again_as_in_the_real_scheduler() -> None:
+    preempted = 0
+    for seed in range(24):
+        draw = random.Random(seed)
+        costs = msgspec.structs.replace(SMALL, kv_tokens=16 * draw.randint(20, 50))
+        shapes = [(0.1 * i, draw.randint(1, 100), draw.randint(150, 250)) for i in range(2 + seed % 2)]
+        trace = Trace("made", tuple(TraceRequest(*shape) for shape in shapes), block_tokens=16)
+        quick, slow = (run(trace, 0, 1, costs, stepwise=stepwise) for stepwise in (False, True))
+        for a, b in zip(quick.flights, slow.flights, strict=True):
+            assert a.refused == b.refused
+            assert a.last_token == pytest.approx(b.last_token, rel=3e-5)
+        writers = [place.node.preemptions for sim in (quick, slow) for place in sim.decodes.values()]
+        assert writers[0] == writers[1]
+        preempted += writers[0]
+    assert preempted >= 10
 
 
 def test_reuse_shortens_what_is_read() -> None:
