@@ -17,6 +17,7 @@ import msgspec
 
 from baton.kv.memory.device_pages import opened_or_none
 from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import FROM_CARD
 from baton.process.effort import Efforts, efforts_of
 from baton.process.endings import OomKills, ending_of
 from baton.process.processes import die_with_parent
@@ -26,8 +27,6 @@ from baton.worker.channel import IoChannel
 from baton.worker.spec import MemberSpec, WorkerSpec, dump_spec
 
 log = logging.getLogger("baton.worker")
-
-FROM_CARD = ("auto", "cuda_ipc", "nccl")  # transports that take blocks from a card; a context there costs memory
 
 
 class EngineProcess:

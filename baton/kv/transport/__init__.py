@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 IN_PROCESS = {"loopback"}
 SAME_HOST = {"shm", "cuda_ipc"}  # over unix sockets and shared memory, so the kernel identifies the peer
 ENCRYPTED = {"grpc", "tcp"}
+# Those that take blocks from a card. Others open no context there, because it costs memory.
+FROM_CARD = {"auto", "cuda_ipc", "nccl"}
 
 
 def names() -> list[str]:

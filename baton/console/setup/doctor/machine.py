@@ -15,6 +15,7 @@ from baton.console.setup.doctor.card import earlier_trial, told_choices
 from baton.console.setup.findings import Finding
 from baton.engine.backends.cuda.gpu import Gpu, Probe, probe, require, without_kernels
 from baton.kernels.abi import build, native
+from baton.kv.transport import FROM_CARD
 from baton.launch.plans import workers_on_gpu
 from baton.launch.single import usable_cores
 from baton.process.memory import available_bytes
@@ -157,7 +158,7 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
         return Finding("gpu", "ok", f"{said}; none is asked for")
     said += f"; before weights, {_kv_room(config, found)}"
     way = config.worker.kv_transport
-    if way in ("shm", "tcp", "grpc"):
+    if way not in FROM_CARD:
         return Finding("gpu", "ok", f"{said}; KV leaves by the host's pages (worker.kv_transport is {way})")
     if found.exclusive:
         what = f"{said}, and one process at a time may use it: no handoff goes from card to card"
