@@ -162,7 +162,7 @@ class ChoiceText:
         return msgspec.structs.replace(piece, prompt_logprobs=scores)
 
     def _end(self, finish_reason: str) -> None:
-        self.stream.summary.finish_reason = finish_reason
+        self.stream.summary.end(finish_reason)
         self.stream.cancel("stop_string")  # does nothing to a stream that ended by itself
         self.meter.ended(finish_reason)
 

@@ -71,8 +71,7 @@ class ChoiceRun:
         """
         taken, summary = reservation.taken, self.summary
         self.retries.placed({worker: info.incarnation for worker, info in reservation.infos.items()})
-        summary.way, summary.prefill_worker, summary.decode_worker = taken.way, taken.prefill, taken.decode
-        summary.attempts = self.retries.attempts
+        summary.place(taken.way, taken.prefill, taken.decode, self.retries.attempts)
         summary.took(Station("queue", waited_s))
         weights = str(self.request.pin.weights or "")
         self.trail.placed(

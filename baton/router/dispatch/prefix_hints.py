@@ -61,7 +61,7 @@ class PrefixHints:
             root = prefix.root(info.fingerprint, fidelity, request.context.adapter_id, request.context.tenant_salt)
             chain = truncated(await _hashes(root, tokens, size))
             if wanted and (fidelity, size) == (info.layout.fidelity, BLOCK_TOKENS):
-                summary.chain = chain
+                summary.name_blocks(chain)
             held = await self._ask(ids, chain) if ids and chain else {}
             found |= {worker: blocks * size // BLOCK_TOKENS for worker, blocks in held.items()}
         return found

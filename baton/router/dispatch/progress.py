@@ -136,8 +136,7 @@ class ChoiceProgress:
         if news.prompt_logprobs or news.pooled or alone:
             self._unscored = False
             self._request.pin.fix()
-            self.summary.pooled = news.pooled
-            self.summary.prompt_logprobs = tuple(map(logprobs_from_pb, news.prompt_logprobs))
+            self.summary.score(news.pooled, tuple(map(logprobs_from_pb, news.prompt_logprobs)))
             early, self._early = self._early, []
             for run in early:
                 self._push(run)
@@ -165,4 +164,4 @@ class ChoiceProgress:
         """Keeps the first attempt's count, because a replay finds what the request itself left in the cache."""
         if not self._cached_known:
             self._cached_known = True
-            self.summary.cached_tokens = min(tokens, self.summary.prompt_tokens)
+            self.summary.find_cached(tokens)

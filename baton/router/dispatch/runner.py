@@ -77,7 +77,7 @@ class ChoiceRunner:
         limit = self._remaining(run)
         try:
             with span("route", run.request.context.traceparent, attributes) as route:
-                run.summary.trace_id = trace_id_of(route)
+                run.summary.name_trace(trace_id_of(route))
                 async with asyncio.timeout(limit) as run.timer:
                     await self._serve(run)
             run.progress.complete()

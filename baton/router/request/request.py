@@ -88,6 +88,30 @@ class ChoiceSummary(msgspec.Struct):
         """Adds a station's seconds to those of earlier visits (a retry adds up)."""
         self.stations[station.name] = self.stations.get(station.name, 0.0) + station.seconds
 
+    def place(self, way: str, prefill: str, decode: str, attempts: int) -> None:
+        """Notes the way and the workers of the attempt that begins, the ``attempts``th of the choice."""
+        self.way, self.prefill_worker, self.decode_worker, self.attempts = way, prefill, decode, attempts
+
+    def score(self, pooled: bytes, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Notes what a worker computed of the prompt."""
+        self.pooled, self.prompt_logprobs = pooled, prompt_logprobs
+
+    def find_cached(self, tokens: int) -> None:
+        """Notes how many tokens of the prompt were cached."""
+        self.cached_tokens = min(tokens, self.prompt_tokens)
+
+    def name_trace(self, trace_id: str) -> None:
+        """Notes the id of the trace that is kept, "" if there is none."""
+        self.trace_id = trace_id
+
+    def name_blocks(self, chain: bytes) -> None:
+        """Notes the concatenated hashes of the prompt's full blocks."""
+        self.chain = chain
+
+    def end(self, finish_reason: str) -> None:
+        """Notes why the answer ended."""
+        self.finish_reason = finish_reason
+
 
 class ChoiceStream:
     """Streams runs of one choice's tokens, each output index exactly once and in order.
