@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from baton.cluster.sections.worker import WorkerConfig
+from baton.kv import transport
 from baton.router.policies import names
 
 ROOT = Path(__file__).parents[2]
@@ -43,3 +45,10 @@ def test_every_list_of_policies_names_those_that_are_there() -> None:
         named = re.search(pattern, (ROOT / file).read_text())
         assert named is not None, file
         assert sorted(set(re.findall(r"[a-z_]{3,}", named[1]))) == names(), file
+
+
+def test_every_list_of_transports_names_those_that_are_there() -> None:
+    setting = WorkerConfig.model_fields["kv_transport"].description or ""
+    assert set(re.findall(r"[a-z_]+", setting)) >= set(transport.names()) - transport.IN_PROCESS
+    page = (ROOT / "baton/kv/transport/README.md").read_text().split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `([a-z_]+)` \|", page, re.M)) == transport.names()
