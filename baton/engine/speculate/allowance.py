@@ -26,6 +26,7 @@ OWN_PROVEN = 1.0  # tokens gained by a sequence's own drafts, before they may ma
 OWN_MOST = 6.0  # of which it may lose all
 PAID_SHARE = 0.75  # of the worker's last answers whose drafts paid, above which a new answer is trusted
 LAST_ANSWERS = 16  # that this share is taken of, older ones fading
+FAILED_KEEPS, NOTHING = 0.94, 0.05  # share of the tokens gained that is left when a watched draft fails; none below
 MOST_LOST = 4.0  # steps that may be lost, all sequences together, when drafts that paid begin to fail
 
 
@@ -97,8 +98,13 @@ class Allowance:
             self._trusted.discard(seq)
 
     def failed(self, seq: int) -> None:
-        """Records that a draft of ``seq`` that was only watched brought nothing: if new, it has to earn trust."""
+        """Records that a draft of ``seq`` that was only watched brought nothing: if new, it has to earn trust, and
+        what drafts gained before counts less.
+        """
         self._own.setdefault(seq, 0.0)
+        self._earned *= FAILED_KEEPS
+        if self._earned < NOTHING:
+            self._earned = 0.0
 
     def charge(self, extra: float) -> None:
         """Records that a step that took ``extra`` of a plain one more brought less than it cost."""

@@ -83,6 +83,7 @@ class Drafter:
         self._gone: list[int] = []  # sequences that were forgotten before their last step is settled
         self._prompt_token_s = 0.0
         self._looks_apart = self._look_wait = 1  # calls between two that look back, and until the next one
+        self._looks: bool | None = None  # whether the present step looks back, once that is decided
         self._looked_back_s = self._place_s = 0.0  # in the present step; estimated for one place, once known
         self._probed: int | None = None
         self._sequence_steps, self._read_ahead = 0, 0  # steps of sequences that wrote; prompts' tokens read early
@@ -101,7 +102,7 @@ class Drafter:
         if is_control or not writers or self._rests(writers):
             self._comparison.add(count, 0.0)
             return {}
-        began, self._looked_back_s = self._clock(), 0.0
+        began, self._looked_back_s, self._looks = self._clock(), 0.0, None
         asked, found = self._planned(writers, prompt_tokens, limit_s)
         rest = self._asking.rest()
         soon = bool(asked) or self._judge.is_watching  # a verdict over what they draft is soon due
@@ -176,7 +177,11 @@ class Drafter:
         """
         left_s = LOOKED_BACK * self._costs.of(count) - self._looked_back_s
         place_s = self._place_s or FIRST_PLACE * self._asking.call_s
-        if not self._asking.is_felt or left_s < place_s or self._skips_look():
+        if not self._asking.is_felt or left_s < place_s:
+            return
+        if self._looks is None:
+            self._looks = not self._skips_look()
+        if not self._looks:
             return
         began = self._clock()
         made = self._judge.look_back(text, self._likeliest, count, int(left_s / place_s))

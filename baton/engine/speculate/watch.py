@@ -170,8 +170,9 @@ class EarlierView(NamedTuple):
 
 def earlier(text: SequenceView, length: int) -> EarlierView:
     """Returns ``text`` as it was with its first ``length`` tokens, which end in its answer or where that begins."""
-    left = len(text.tokens) - length
-    return EarlierView(text.seq, text.request, Beginning(text.tokens, length), text.outputs - left, left)
+    left, most = len(text.tokens) - length, text.request.sampling.max_drafts
+    room = left if most is None else min(left, most)
+    return EarlierView(text.seq, text.request, Beginning(text.tokens, length), text.outputs - left, room)
 
 
 def places(text: SequenceView, most: int) -> range:

@@ -75,6 +75,29 @@ def test_looking_back_takes_next_to_nothing_where_nothing_stands() -> None:
     assert 1 < sum(step > 1.2 for step in found.steps) < 0.002 * len(found.steps), "ever more seldom"
 
 
+class Failing(Known):
+    """Proposes what will be written until ``until`` on the clock, and what won't from then on."""
+
+    def __init__(self, chance: float, seed: int, clock: Clock, until: float) -> None:
+        super().__init__(chance, seed)
+        self._clock, self._until = clock, until
+
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
+        if self._clock() > self._until:
+            self._chance = 0.0
+        return super().propose(text, budget)
+
+
+@pytest.mark.parametrize(("batch", "seed"), [(1, 0), (1, 3), (8, 1)])
+def test_what_drafts_once_brought_makes_no_looks_frequent_for_good(batch: int, seed: int) -> None:
+    clock = Clock()
+    failing = Failing(0.4, seed, clock, 300 * quick(batch))
+    drafter = Drafter([Costly(failing, clock, CALL_S, AGAIN)], clock)
+    found = play(drafter, clock, quick, (failing.text,), batch, 4000, seed)
+    assert not drafter._allowance.is_promising
+    assert sum(step > 1.2 for step in found.steps[1500:]) < 0.004 * 2500
+
+
 def test_no_place_is_looked_back_on_twice() -> None:
     clock, known = Clock(), Known(1.0)
     drafter, text = Drafter([Costly(known, clock)], clock), Written(1, [1, 2], 1)
