@@ -278,7 +278,7 @@ def _ask(place: Place, router: Pod) -> None:
         headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=f"{scheme}://127.0.0.1:{place.http}", verify=False, timeout=60) as client:
         model = client.get("/v1/models", headers=headers).json()["data"][0]["id"]
-        body = {"model": model, "prompt": [7] * 200, "max_tokens": 8}
+        body = {"model": model, "prompt": [7] * 200, "max_tokens": 8, "ignore_eos": True}
         if headers:
             assert client.post("/v1/completions", json=body).status_code == 401
         deadline = time.monotonic() + UP_S
