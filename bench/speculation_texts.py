@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 
 VOCAB, PROMPT, TOKENS = 32000, 256, 96  # tokens: of the vocabulary, of a prompt, of half an answer
+LENGTH = 2 * TOKENS + 20  # tokens of an answer, with some that drafts may run ahead to
 Scripts = dict[str, list[int]]  # token ids by a request's name
 
 
@@ -22,15 +23,15 @@ def texts(
     return prompts, {name: answer(prompt, rng) for name, prompt in prompts.items()}
 
 
-def new(prompt: list[int], rng: random.Random) -> list[int]:
+def new(prompt: list[int], rng: random.Random, length: int = LENGTH) -> list[int]:
     """Returns an answer that repeats nothing."""
-    return [rng.randrange(VOCAB) for _ in range(2 * TOKENS + 20)]
+    return [rng.randrange(VOCAB) for _ in range(length)]
 
 
-def copied(prompt: list[int], rng: random.Random) -> list[int]:
+def copied(prompt: list[int], rng: random.Random, length: int = LENGTH) -> list[int]:
     """Returns the prompt's passages with an edit every 25 tokens or so, each some new tokens."""
     found, at = list[int](), rng.randrange(PROMPT // 2)
-    while len(found) < 2 * TOKENS + 20:
+    while len(found) < length:
         if rng.random() < 0.04:
             found += [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
             at = rng.randrange(PROMPT) if rng.random() < 0.3 else at + 2
@@ -39,6 +40,6 @@ def copied(prompt: list[int], rng: random.Random) -> list[int]:
     return found
 
 
-def misleading(prompt: list[int], rng: random.Random) -> list[int]:
+def misleading(prompt: list[int], rng: random.Random, length: int = LENGTH) -> list[int]:
     """Returns tokens of a small alphabet: every pair was there before, and says nothing of what follows."""
-    return [rng.randrange(16) for _ in range(2 * TOKENS + 20)]
+    return [rng.randrange(16) for _ in range(length)]

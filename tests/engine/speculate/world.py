@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from baton.engine.speculate.draft import Draft, SequenceView, Speculator
 from baton.engine.speculate.drafter import Drafter
+from bench import speculation_texts as texts
+from bench.speculation_texts import PROMPT, VOCAB
 from tests.engine.speculate.texts import Written
 
-VOCAB, PROMPT, ANSWER = 32000, 256, 160
+ANSWER = 160  # tokens
+AHEAD = 20  # tokens behind an answer, which drafts may run ahead to
 CALL_S = 20e-6  # seconds that a speculator takes for a draft
 Machine = Callable[[int], float]  # seconds of a step by its rows
 Text = Callable[[list[int], random.Random], list[int]]  # the answer to a prompt
+new, copied, misleading = (
+    partial(kind, length=ANSWER + AHEAD) for kind in (texts.new, texts.copied, texts.misleading)
+)
 
 
 def flat(rows: int) -> float:
@@ -33,28 +40,6 @@ def sloped(rows: int) -> float:
 def stairs(rows: int) -> float:
     """One or two rows at once, or four at once for twice as much."""
     return 8e-3 * (1 if rows == 1 else 1.28 if rows == 2 else 2 * (-(-rows // 4)) ** 0.9)
-
-
-def new(prompt: list[int], rng: random.Random) -> list[int]:
-    """Returns an answer that repeats nothing."""
-    return [rng.randrange(VOCAB) for _ in range(ANSWER + 20)]
-
-
-def copied(prompt: list[int], rng: random.Random) -> list[int]:
-    """Returns the prompt's passages with an edit every 25 tokens or so, each some new tokens."""
-    found, at = list[int](), rng.randrange(PROMPT // 2)
-    while len(found) < ANSWER + 20:
-        if rng.random() < 0.04:
-            found += [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
-            at = rng.randrange(PROMPT) if rng.random() < 0.3 else at + 2
-        found.append(prompt[at % PROMPT])
-        at += 1
-    return found
-
-
-def misleading(prompt: list[int], rng: random.Random) -> list[int]:
-    """Returns tokens of a small alphabet: every pair was there before, and says nothing of what follows."""
-    return [rng.randrange(16) for _ in range(ANSWER + 20)]
 
 
 def quick(rows: int) -> float:

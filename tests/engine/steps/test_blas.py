@@ -1,4 +1,4 @@
-"""What runs between two steps of an engine multiplies no matrices."""
+"""Tests that what runs between two steps of an engine multiplies no matrices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_product(node: ast.AST) -> bool:
 
 
 def test_nothing_between_two_steps_wakes_the_threads_of_a_blas() -> None:
-    """They spin for tens of milliseconds after a product, and a step's own threads then lack a core."""
+    """A BLAS's threads spin for tens of milliseconds after a product, and a step's own threads then lack a core."""
     found = [
         f"{path.relative_to(ROOT.parent)}:{node.lineno}"
         for folder in BETWEEN_STEPS

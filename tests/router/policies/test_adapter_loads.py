@@ -57,7 +57,7 @@ def test_decode_workers_dont_read_long_prompts_because_no_prefill_worker_holds_i
 
 @pytest.mark.parametrize("name", names())
 def test_a_holder_of_other_weights_leaves_no_decode_worker_to_read_long_prompts(name):
-    """It can't prefill for the decode worker; another one can, once it has loaded the adapter."""
+    """A holder of other weights can't prefill for the decode worker; another can, once it has the adapter."""
     stranger = worker("p0", "prefill", fingerprint="g")
     seen = snapshot([stranger, lacking(worker("p1", "prefill"))], [worker("d0", "decode")], local_max_tokens=-1)
     for turn in range(2):

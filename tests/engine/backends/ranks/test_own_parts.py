@@ -22,7 +22,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def share(rows: dict[str, Ranges], sites: dict[int, str], head_site: int = 99, spare: int = 0) -> Any:
-    """What ``OwnParts`` reads of a rank's program."""
+    """Returns what ``OwnParts`` reads of a rank's program, without the program."""
     return SimpleNamespace(rows=rows, sites=sites, head_site=head_site, rank=SimpleNamespace(spare=spare))
 
 
