@@ -10,6 +10,7 @@ import msgspec
 
 from baton.drill.language.oracle import VOCABULARY
 from baton.drill.machines.network import KEEPALIVE_S
+from baton.drill.operated import with_pins
 from baton.drill.scenario import (
     ABRUPT,
     AIMED,
@@ -109,7 +110,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     for special in specials:
         drawn = special(drawn, span)
     drawn = with_chats(with_http(with_adapters(drawn, span, size.adapted), size.http), size.chats)
-    return with_pages(with_drafts(with_disk(drawn, size.disked), size.drafted), size.paged)
+    drawn = with_pages(with_drafts(with_disk(drawn, size.disked), size.drafted), size.paged)
+    return with_pins(drawn, span, size.pinned)
 
 
 def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:

@@ -118,6 +118,23 @@ class AdapterChange(msgspec.Struct, frozen=True):
     pinned: bool = False  # whether every worker is to hold it
 
 
+class PrefixPin(msgspec.Struct, frozen=True):
+    """A client's wish, ``at`` seconds after the start, that ``workers`` workers keep ``prompt`` for ``ttl_s``
+    seconds.
+    """
+
+    at: float
+    prompt: tuple[int, ...]
+    ttl_s: float
+    workers: int = 1
+    tenant: str = ""
+    router: int = 0  # index of the router that is asked
+    leaves_after: float | None = None  # seconds after which the client hangs up; None: it waits
+    leaves_as_pinned: bool = False  # whether they count from a worker's hearing of a pin, not from asking
+    unpin_after: float | None = None  # seconds after the answer at which it is to be let go; None: at rest
+    unpin_router: int = 0  # index of the router that is asked for that
+
+
 class PageKind(NamedTuple):
     """Says how a worker keeps KV: whether layers with a window have ``own`` pages, and the tokens of a page."""
 
@@ -154,12 +171,14 @@ class Scenario(msgspec.Struct, frozen=True):
     drafts_right: float = 0.0  # probability that a drafted token is the right one; 0: nothing is drafted
     sight: Sight = Sight()  # what the model's layers see
     page_kinds: tuple[PageKind, ...] = ()  # of which workers of a role keep KV in turn; none: plain pages
+    pins: tuple[PrefixPin, ...] = ()  # by time
 
     @property
     def ends_at(self) -> float:
         """Returns the time, in seconds, at which the last request has come and the last fault is over."""
         times = [r.at for r in self.requests] + [f.ends_at for f in self.faults]
         times += [change.at for change in self.adapters]
+        times += [pin.at for pin in self.pins]
         return max(times, default=0.0)
 
     @property
@@ -186,6 +205,7 @@ class Size(msgspec.Struct, frozen=True):
     seconds: float = 20.0  # in which requests and faults come
     kinds: tuple[FaultKind, ...] = FAULTS  # faults to draw from
     adapted: float = 0.15  # share of scenarios with adapters
+    pinned: float = 0.15  # share of scenarios in which clients pin prefixes
     http: float = 0.2  # share of scenarios with requests over HTTP
     chats: float = 0.4  # share of the requests for text over HTTP that are chats
     aimed: float = 0.6  # share of faults that come soon after a request or while a worker is at it

@@ -25,6 +25,7 @@ from baton.drill.parts.aims import Aims
 from baton.drill.parts.batches import BatchClients
 from baton.drill.parts.clients import Clients
 from baton.drill.parts.operators import AdapterOperators
+from baton.drill.parts.pins import PinClients
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import EPOCH_S, SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
@@ -55,6 +56,9 @@ JUSTIFIED: Mapping[FaultKind, str] = {
     "torn": "is served from another node now",
     "no_memory": "MemoryError",
 }
+# Faults beside which a worker hears that it is to let a prefix go.
+REACHED = (*ENDING, "weights", "index_lies", "tier_fails", "cancel_again", "hold", "role", "ratio")
+LATEST = 1.2  # times its time that a pin lasts at most, by a clock that drifts
 PROBES_FROM = 1_000_000  # numbers of the requests that are asked at rest
 PROBE_S = 30.0  # seconds within which one of them is answered
 PROBED_S = 2.0  # seconds after which nothing of them is left
@@ -77,9 +81,11 @@ class World:
             halt,
             scenario.spares_requests,
             scenario.sight,
+            scenario.pins,
         )
         self.workers: dict[str, SimulatedWorker] = {}
         self.operators: AdapterOperators | None = None
+        self.pins: PinClients | None = None
         self._rng = rng
         self._disks = Path(tempfile.mkdtemp(prefix="baton-drill-")) if scenario.disk_pages else Path("/nowhere")
         loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + self._slots_kept() + PHASES_S
@@ -97,7 +103,7 @@ class World:
         roles = [("prefill", i) for i in range(own.prefill)] + [("decode", i) for i in range(own.decode)]
         departed: Departed = {}
         fairness, aims = FairnessWitness(), Aims()
-        witnesses = Witnesses(self.judge.violated, {}, departed, fairness)
+        witnesses = Witnesses(self.judge.violated, {}, departed, fairness, self._pinned)
         kinds = {fault.kind for fault in own.faults}
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
@@ -130,7 +136,10 @@ class World:
             self.routers, self.judge, self.tell, own.requests_per_min, departed, fairness, own.delay_s, ledger
         )
         self.operators = AdapterOperators(files, ledger, self.routers, self.tell) if files else None
+        if own.pins:
+            self.pins = PinClients(self.routers, self.workers, self.judge.violated, self.tell)
         await self._play(clients, aims, loop.time())
+        await self._let_pins_go()
         await asyncio.sleep(REST_S + own.lease_ttl_s + self._slots_kept())
         for unfair in fairness.unfair():
             self.judge.violated(unfair)
@@ -152,16 +161,36 @@ class World:
         )
         batches = BatchClients(self.network, own.faults, self.judge.violated, self.tell, own.sight)
         bringing = [asyncio.ensure_future(batches.bring(i, batch, began)) for i, batch in enumerate(own.batches)]
+        pinning = asyncio.ensure_future(self.pins.play(own.pins, began)) if self.pins else None
         playing = [asyncio.ensure_future(faults.play(fault, began)) for fault in own.faults]
         await asyncio.gather(*playing)
         await faults.put_all_back()
         await self._all_end(asking, began)
         if changing is not None:
             await changing
+        if pinning is not None:
+            await pinning
         await asyncio.gather(*bringing)
         await asyncio.gather(*(batches.judge(i, batch, BATCH_S) for i, batch in enumerate(own.batches)))
         await asyncio.gather(*(batches.at_rest(i) for i in range(len(own.batches))))
         await batches.close()
+
+    def _pinned(self) -> None:
+        if self.pins is not None:
+            self.pins.pinned()
+
+    async def _let_pins_go(self) -> None:
+        """Has all pins be let go, and waits for the end of those of which a fault may have kept the word."""
+        own = self.scenario
+        if self.pins is None:
+            return
+        kinds = {fault.kind for fault in own.faults}
+        told_all = not kinds.intersection(UNCOUNTED) and not any(f.other == REDIS for f in own.faults)
+        await self.pins.at_rest(told_all and "roster_silent" not in kinds and "torn" not in kinds)
+        changing = own.controller or kinds.intersection(("role", "ratio"))
+        early = any(pin.leaves_after is not None or pin.unpin_after is not None for pin in own.pins)
+        if not told_all or kinds - set(REACHED) or (changing and early):
+            await asyncio.sleep(max(0.0, (self.pins.last_until - self.loop.true_time()) * LATEST))
 
     async def _all_end(self, asking: list[asyncio.Task[None]], began: float) -> None:
         left = max(began + self.scenario.ends_at, self.loop.time()) + SETTLE_S + self._longest() - self.loop.time()

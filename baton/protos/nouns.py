@@ -178,7 +178,7 @@ class KvLayout(msgspec.Struct, frozen=True):
 class WorkerInfo(msgspec.Struct, frozen=True):
     """Describes a worker: the part of its membership entry that seldom changes.
 
-    ``incarnation`` is new with each start or change of role. ``fingerprint`` is hex SHA-256 of its weights.
+    ``incarnation`` is new with each start or change of role (``process_of``). ``fingerprint`` is hex SHA-256 of its weights.
     ``data_addresses`` gives the addresses of its KV receivers by transport, besides ``address`` (gRPC). Workers
     with one ``host_id`` run under one kernel. ``kv_backing`` is the kind of memory of its host pages
     (kv/memory/host_pages.py). A worker of several ranks has their ``widths`` by setting (tp, cp, pp, ep; those
@@ -210,6 +210,11 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     rank_hosts: tuple[str, ...] = ()
     takes_extents: bool = False  # whether pages may come in parts from several hosts
     bridges_windows: bool = False  # whether its handoffs convert between pages by window and pages of all layers
+
+
+def process_of(incarnation: str) -> str:
+    """Returns the part of an incarnation that names the process, which stays the same when its role changes."""
+    return incarnation.partition(".")[0]
 
 
 def of_this_build(info: WorkerInfo) -> WorkerInfo:

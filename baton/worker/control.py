@@ -23,7 +23,7 @@ from baton.kv.exchange.source import BlockSource
 from baton.protos import channel as ch
 from baton.protos import convert
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable, WorkerLost
-from baton.protos.nouns import AdapterLimits, EngineRequest, PoolSnapshot, Sampling, WorkerInfo
+from baton.protos.nouns import AdapterLimits, EngineRequest, PoolSnapshot, Sampling, WorkerInfo, process_of
 from baton.protos.outlasting import outlasted
 from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
@@ -167,7 +167,8 @@ class WorkerControl:
             return self.info.incarnation
         if self.info.state != "ready":
             raise Draining(f"{self.info.worker_id} is {self.info.state}; ask when it is ready")
-        ask = RoleSwitch(role, grace_s, self._new_id())
+        incarnation = f"{process_of(self.info.incarnation)}.{self._new_id()}"
+        ask = RoleSwitch(role, grace_s, incarnation)
         self.info = msgspec.structs.replace(self.info, state="draining")
         self._role_asked.set_result(ask)
         (told,) = await outlasted(asyncio.create_task(self._announced(role)))

@@ -13,12 +13,22 @@ import msgspec
 from baton.drill.scenario import FAULTS, FaultKind, Size
 
 USUAL = Size(
-    crowded=0.0, tiered=0.0, hasty=0.0, split=0.0, apart=0.0, disked=0.0, drafted=0.0, chats=0.0, paged=0.0
+    crowded=0.0,
+    tiered=0.0,
+    hasty=0.0,
+    split=0.0,
+    apart=0.0,
+    disked=0.0,
+    drafted=0.0,
+    chats=0.0,
+    paged=0.0,
+    pinned=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
 CHATTING = msgspec.structs.replace(USUAL, http=1.0, chats=0.9)
 DRAFTED = msgspec.structs.replace(USUAL, drafted=1.0)
+PINNED = msgspec.structs.replace(USUAL, pinned=1.0, flooded=0.0)
 PAGED = msgspec.structs.replace(USUAL, paged=1.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
@@ -537,5 +547,35 @@ BUGS = (
         "            self._mark(tokens, prompt, size, hash_of(tokens // size - 1), rolling)",
         "            self._mark(tokens, prompt, size, hash_of(max(0, tokens // size - 2)), rolling)",
         size=PAGED,
+    ),
+    Bug(
+        "a prefix that is let go stays in its pages",
+        "worker/cache/pins.py",
+        "        found.timer.cancel()\n        self._source.let_go(found.key)",
+        "        found.timer.cancel()",
+        size=PINNED,
+    ),
+    Bug(
+        "a prefix is said to be pinned, and isn't",
+        "worker/cache/pins.py",
+        "            return key, pages - len(seen)\n        self._source",
+        "            self._source.let_go(key)\n            return key, pages - len(seen)\n        self._source",
+        size=PINNED,
+    ),
+    Bug(
+        "what a client that leaves wanted to pin stays pinned",
+        "router/dispatch/prefix_control.py",
+        "            await self._undo(pin, targets)\n            raise",
+        "            raise",
+        size=PINNED,
+        faults=("kill", "weights", "cancel_again"),
+    ),
+    Bug(
+        "a worker that changes its role is taken for a new one, so that its pins are forgotten",
+        "worker/control.py",
+        'f"{process_of(self.info.incarnation)}.{self._new_id()}"',
+        "self._new_id().replace('.', '-')",
+        size=PINNED,
+        faults=("role", "ratio"),
     ),
 )

@@ -15,7 +15,7 @@ from baton.kernels.abi.cores import LentCores
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable
-from baton.protos.nouns import EngineRequest, KvLayout, Sampling, WorkerInfo
+from baton.protos.nouns import EngineRequest, KvLayout, Sampling, WorkerInfo, process_of
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.worker import engine_main
@@ -180,6 +180,8 @@ async def test_routers_are_told_before_requests_end_and_sessions_end_last() -> N
     incarnation = await ctl.set_role("prefill", 0.1)
     ask = await ctl.next_role_change()
     assert (ask.role, ask.incarnation, ctl.info.state) == ("prefill", incarnation, "draining")
+    assert incarnation != "one"
+    assert process_of(incarnation) == "one"
     await ctl.leave_role(ask)
     assert service.heard == ["draining", "cancelled 2", "cancelled 0", "hung up"]
     assert [type(m).__name__ for m in sent] == ["Drain"]

@@ -15,7 +15,7 @@ import orjson
 
 from baton.drill.checks import chat, messages, text
 from baton.drill.language import oracle
-from baton.drill.scenario import Request
+from baton.drill.scenario import PrefixPin, Request
 from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Judge:
 
     ``faulty`` says whether the run has faults that may fail a request. ``spared`` says that fewer workers end than
     a request has attempts, so that no request may fail for a lost worker. ``halt`` is called at each violation;
-    ``sight`` is the model's.
+    ``sight`` is the model's; ``pins`` are prompts that are read as well.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Judge:
         halt: Callable[[], None] = lambda: None,
         spared: bool = False,
         sight: oracle.Sight = oracle.Sight(),
+        pins: Sequence[PrefixPin] = (),
     ) -> None:
+        self._pins = pins
         self._spared, self._sight = spared, sight
         self.violations: list[str] = []
         self._halt = halt
@@ -186,7 +188,8 @@ class Judge:
         mine, alike = self._on(request), self._alike.get((request.tenant, request.prompt[:1]), ())
         others = (r for r in alike if self._on(r) == mine and r.number != request.number)
         texts = ((*r.prompt, *self._answer(r, choice)) for r in others for choice in range(r.n))
-        return max((_common(request.prompt, text) for text in texts), default=0)
+        pinned = (pin.prompt for pin in self._pins if not mine and pin.tenant == request.tenant)
+        return max((_common(request.prompt, text) for text in (*texts, *pinned)), default=0)
 
     def _answer(self, request: Request, choice: int) -> list[int]:
         return self._whole(request, choice)[0]

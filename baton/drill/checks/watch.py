@@ -25,12 +25,16 @@ EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by
 
 
 class Witnesses(NamedTuple):
-    """Holds what the checks of all engines of a cluster share; each violation is passed to ``violated``."""
+    """Holds what the checks of all engines of a cluster share; each violation is passed to ``violated``.
+
+    ``pinned`` is told of each pin that an engine is asked for.
+    """
 
     violated: Violated
     answers: Answers
     departed: Departed
     fairness: FairnessWitness
+    pinned: Callable[[], None] = lambda: None
 
 
 class EngineWitness:
@@ -53,7 +57,7 @@ class EngineWitness:
     ) -> None:
         self._reached = reached
         self._adapters, self._name, self._requests, self._ttl_s = adapters, name, requests, lease_ttl_s
-        self._violated, self._answers, self._departed, self._fairness = witnesses
+        self._violated, self._answers, self._departed, self._fairness, self._pinned = witnesses
         self._progress: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
         self._cancelled: set[int] = set()  # requests whose cancel an earlier turn has taken
@@ -75,6 +79,8 @@ class EngineWitness:
             self._asked[message.key] = number_of(message.request.request_id), message.request.choice
         elif isinstance(message, ch.Cancel):
             self._leaving.add(message.key)
+        elif isinstance(message, ch.Pin):
+            self._pinned()
         elif isinstance(message, ch.Rearm):
             self._epochs[message.key] = message.epoch
         elif isinstance(message, ch.BlocksReceived) and message.epoch < self._epochs.get(message.key, 0):

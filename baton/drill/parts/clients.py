@@ -18,7 +18,7 @@ from baton.drill.checks.watch import Departed
 from baton.drill.loop import seeded_loop
 from baton.drill.machines.clock import CLOCK
 from baton.drill.parts.engine import MODEL_ID
-from baton.drill.parts.http import NUMBER, HttpCall
+from baton.drill.parts.http import NUMBER, HttpCall, asked_over_http
 from baton.drill.parts.router import RouterParts, SimulatedRouter
 from baton.drill.scenario import FLOODING, Request
 from baton.protos.errors import BatonError, ModelNotFound
@@ -108,7 +108,7 @@ class Clients:
         """Asks over HTTP, and has the judge read the reply, unless the client left or the router died before its
         end.
         """
-        loop, call = asyncio.get_running_loop(), HttpCall(request)
+        loop, call = asyncio.get_running_loop(), HttpCall(asked_over_http(request))
         try:
             parts = await self._up(router)
             with suppress(BatonError):  # the application finds it itself: the judge is to know which it will be
@@ -120,7 +120,7 @@ class Clients:
         what = "an embedding" if request.sampling.pooling else "text"
         self._tell(name, f"asks for {what} of {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
         began, process = loop.time(), router.process
-        replying = process.spawn(call.play(parts.app, request), f"http {name}")
+        replying = process.spawn(call.play(parts.app), f"http {name}")
         for after in request.cancels:
             loop.call_later(after, self._hangs_up, request, call)
         await asyncio.wait({replying})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from typing import NamedTuple
 
 import orjson
 from starlette.types import ASGIApp, Message, Scope
@@ -30,34 +31,43 @@ class NumberingEnvironment(Environment, frozen=True):
         return super().new_id() if number is None else f"r{number}"
 
 
+class HttpAsk(NamedTuple):
+    """What a client asks for over HTTP, and how it reads: ``pause_s`` is between two parts of the response."""
+
+    path: str
+    body: bytes = b""
+    method: str = "POST"
+    pause_s: float = 0.0
+    timeout_s: float | None = None  # that its header asks for
+
+    def scope(self) -> Scope:
+        """Returns the ASGI scope of the call."""
+        headers = [] if self.timeout_s is None else [(b"x-request-timeout", str(self.timeout_s).encode())]
+        return {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": self.method,
+            "scheme": "http", "path": self.path, "raw_path": self.path.encode(), "query_string": b"",
+            "root_path": "", "server": ("router", 80), "client": ("client", 1),
+            "headers": [(b"content-type", b"application/json"), *headers],
+        }  # fmt: skip
+
+
 class HttpCall:
     """One call: ``status`` and ``body`` are what came of it, and ``over`` says whether that is all."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, asks: HttpAsk) -> None:
         self.status, self.body, self.over = 0, bytearray(), False
         self.left = asyncio.Event()
-        self._asks, self._pause, self._is_told = body_of(request), request.read_pause, False
+        self._asks, self._is_told = asks, False
 
-    def scope(self, request: Request) -> Scope:
-        """Returns the ASGI scope of the call."""
-        timeout = request.deadline_after
-        headers = [] if timeout is None else [(b"x-request-timeout", str(timeout).encode())]
-        path = path_of(request)
-        return {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "server": ("router", 80),
-            "client": ("client", 1), "headers": [(b"content-type", b"application/json"), *headers],
-        }  # fmt: skip
-
-    async def play(self, app: ASGIApp, request: Request) -> None:
+    async def play(self, app: ASGIApp) -> None:
         """Calls ``app``; returns when it has answered or given up."""
-        await app(self.scope(request), self.receive, self.send)
+        await app(self._asks.scope(), self.receive, self.send)
 
     async def receive(self) -> Message:
         """Returns the body, then waits until the client leaves."""
         if not self._is_told:
             self._is_told = True
-            return {"type": "http.request", "body": self._asks, "more_body": False}
+            return {"type": "http.request", "body": self._asks.body, "more_body": False}
         await self.left.wait()
         return {"type": "http.disconnect"}
 
@@ -70,8 +80,13 @@ class HttpCall:
             return
         self.body += message.get("body", b"")
         self.over = not message.get("more_body", False)
-        if self._pause and not self.over:
-            await asyncio.sleep(self._pause)
+        if self._asks.pause_s and not self.over:
+            await asyncio.sleep(self._asks.pause_s)
+
+
+def asked_over_http(request: Request) -> HttpAsk:
+    """Returns what the client of ``request`` asks for over HTTP."""
+    return HttpAsk(path_of(request), body_of(request), pause_s=request.read_pause, timeout_s=request.deadline_after)
 
 
 def path_of(request: Request) -> str:

@@ -27,6 +27,7 @@ from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import PolledRoster, connect
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import PrefixIndex
+from baton.cluster.prefix_pins import PrefixPinStore
 from baton.cluster.sections.router import RouterConfig
 from baton.cluster.store.buckets import RateBuckets
 from baton.cluster.store.patience import CircuitBreaker
@@ -56,9 +57,11 @@ from baton.router.api.app import app_of
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
-from baton.router.api.surfaces import AccessDependencies
+from baton.router.api.operator.prefixes import prefix_routes
+from baton.router.api.surfaces import AccessDependencies, PrefixSurface
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation
+from baton.router.dispatch.prefix_control import PrefixControl
 from baton.router.dispatch.runner import DispatchSettings
 from baton.router.observe.traffic import TrafficMeter
 from baton.router.request.context_class import ContextClasses
@@ -203,7 +206,11 @@ class SimulatedRouter:
                         set_up, redis, given.router_id, core.roles, roster, advice, given.metrics, wall_clock
                     )
                 )
-            yield RouterParts(core, holds, gate, catalog, _app(service))
+            pins = PrefixPinStore(redis, NAMESPACE, wall_clock)
+            prefixes = PrefixControl(
+                core.links, pins, config.max_pinned_tokens, wall_clock, service.environment.new_id
+            )
+            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes))
 
     def _generation(
         self,
@@ -227,8 +234,13 @@ class SimulatedRouter:
         return BatchLane(service, store, given.router_id, core.dispatcher.queued)
 
 
-def _app(service: GenerationService) -> ASGIApp:
+def _app(service: GenerationService, prefixes: PrefixControl) -> ASGIApp:
     quotas = service.quotas
     access = AccessDependencies(quotas.gate, quotas.metrics, service.environment)
-    app = app_of(openai_routes(service), embeddings_routes(service), messages_routes(service))
+    app = app_of(
+        openai_routes(service),
+        embeddings_routes(service),
+        messages_routes(service),
+        prefix_routes(PrefixSurface(prefixes), service),
+    )
     return AccessMiddleware(app, access, service.limits.max_inflight_bytes)

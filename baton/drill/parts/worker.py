@@ -36,12 +36,13 @@ from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
+from baton.kv.pages.pool import PagePool
 from baton.kv.tiers.disk import HEADER_BYTES, DiskTier
 from baton.kv.tiers.slab import RECORD_BYTES, Slab
 from baton.kv.transport.grpc import GrpcTransport
 from baton.protos.channel import ListAdapters, SetRole
 from baton.protos.errors import WorkerLost
-from baton.protos.nouns import WorkerInfo
+from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.environment import WorkerEnvironment
@@ -188,6 +189,11 @@ class Life:
         disk, self._disk = self._disk, None
         if disk is not None:
             disk.close()
+
+    @property
+    def keeps(self) -> tuple[PagePool, str, KvLayout]:
+        """Returns the engine's pages, the fingerprint of its weights, and the layout of a page."""
+        return self.engine.pool, self.engine.ready.fingerprint, self.engine.ready.layout
 
     def unrest(self) -> list[str]:
         """Returns a message for each kind of resource that is still held; empty if all were released."""

@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from baton.cluster.prefix_pins import PinnedPrefix, PrefixPinStore
-from baton.protos.errors import BatonError, InvalidRequest, PinsFull, RequestUnknown, WorkerLost
+from baton.protos.errors import BatonError, InvalidRequest, PinsFull, RequestUnknown, Unavailable, WorkerLost
+from baton.protos.nouns import process_of
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary
@@ -161,10 +162,18 @@ class PrefixControl:
 
     async def _undo(self, pin: str, links: Iterable[WorkerLink]) -> None:
         """Unpins in a task of its own, because whoever is cancelled may be cancelled again."""
-        task = asyncio.create_task(self._unpin(pin, links), name=f"unpin {pin}")
+        task = asyncio.create_task(self._forget(pin, links), name=f"unpin {pin}")
         self._unpinning.add(task)
         task.add_done_callback(self._unpinning.discard)
         await asyncio.shield(task)
+
+    async def _forget(self, pin: str, links: Iterable[WorkerLink]) -> None:
+        """Unpins, and deletes the entry: Redis may have written it although its answer was lost."""
+        await self._unpin(pin, links)
+        try:
+            await self._store.remove(pin)
+        except Unavailable as error:
+            log.warning("prefix %s, which isn't pinned, may be listed until its time is over: %s", pin, error)
 
     async def _unpin(self, pin: str, links: Iterable[WorkerLink]) -> None:
         """Asks workers that are there; on others the pin ends by itself, at its time or with the worker."""
@@ -176,7 +185,11 @@ class PrefixControl:
 
 def _as_kept(pin: PinnedPrefix, present: Mapping[str, str]) -> PinnedPrefix:
     """``pin`` without the workers that are there as another process than the one that took it."""
-    lost = tuple(worker for worker, took in pin.incarnations.items() if present.get(worker, took) != took)
+    lost = tuple(
+        worker
+        for worker, took in pin.incarnations.items()
+        if process_of(present.get(worker, took)) != process_of(took)
+    )
     kept = {worker: tokens for worker, tokens in pin.workers.items() if worker not in lost}
     return msgspec.structs.replace(pin, workers=kept, lost=lost)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from baton.kv.exchange.source import BlockSource
 from baton.kv.exchange.warming import Warmer
 from baton.kv.pages.window import first_seen
-from baton.protos.errors import InvalidRequest, PinsFull
+from baton.protos.errors import Cancelled, InvalidRequest, PinsFull
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 
 MOST_TTL_S = 7 * 86_400.0  # seconds: a week, so that a forgotten pin ends
@@ -45,12 +45,13 @@ class PrefixPins:
         self._most, self._size = most_pages, block_tokens
         self._pins: dict[str, ActivePin] = {}
         self._coming: dict[str, int] = {}
+        self._unwanted: set[str] = set()  # of those that are coming, because they were unpinned meanwhile
 
     async def pin(self, name: str, request: EngineRequest, ttl_s: float, address: str = "") -> int:
         """Pins the prompt's leading full blocks that are cached here, or at worker ``address``, for ``ttl_s``
         seconds; returns the number of pinned tokens.
 
-        Raises PinsFull before anything is fetched, and InvalidRequest.
+        Raises PinsFull before anything is fetched, InvalidRequest, and Cancelled if ``unpin`` comes first.
         """
         blocks = len(request.token_ids) // self._size
         pages = blocks + self._further(blocks)
@@ -63,6 +64,11 @@ class PrefixPins:
             key, held = await self._hold(await self._warmer.hashes(longer, blocks))
         finally:
             del self._coming[name]
+            unwanted = name in self._unwanted
+            self._unwanted.discard(name)
+        if unwanted:
+            self._source.let_go(key)
+            raise Cancelled(f"prefix {name} was unpinned before it was pinned")
         self.unpin(name)
         timer = asyncio.get_running_loop().call_later(ttl_s, self.unpin, name)
         self._pins[name] = ActivePin(key, held + self._further(held), timer)
@@ -84,10 +90,12 @@ class PrefixPins:
         return sum(blocks - first_seen(blocks * self._size, window, self._size) for window in self._windows[1:])
 
     def unpin(self, name: str) -> bool:
-        """Ends the pin ``name``; returns whether there was one."""
+        """Ends the pin ``name``, also one that is being pinned; returns whether there was one."""
+        if name in self._coming:
+            self._unwanted.add(name)
         found = self._pins.pop(name, None)
         if found is None:
-            return False
+            return name in self._coming
         found.timer.cancel()
         self._source.let_go(found.key)
         return True

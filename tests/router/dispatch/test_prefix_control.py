@@ -144,6 +144,32 @@ async def test_a_worker_that_has_restarted_is_said_to_keep_nothing_and_counts_no
     assert (store, links[0].pinned) == ({}, {})
 
 
+async def test_a_worker_that_has_changed_its_role_keeps_what_it_pinned():
+    store, links = Store(), [Link("a"), Link("b")]
+    one = control(store, *links)
+    await one.add(wish(workers=2), READ)
+    links[1].info.incarnation, links[1].info.role = "b1.2", "decode"
+    (pin,) = await one.listed("", True)
+    assert (set(pin.workers), pin.lost) == ({"a", "b"}, ())
+    await one.remove("p0", "", True)
+    assert (store, links[0].pinned, links[1].pinned) == ({}, {}, {})
+
+
+class DeafStore(Store):
+    """Writes, and its answer is lost."""
+
+    async def put(self, pin):
+        await super().put(pin)
+        raise Unavailable("the connection broke")
+
+
+async def test_a_pin_that_was_written_down_though_the_answer_was_lost_is_not_listed():
+    store, link = DeafStore(), Link("a")
+    with pytest.raises(Unavailable):
+        await control(store, link).add(wish(), READ)
+    assert (store, link.pinned) == ({}, {})
+
+
 async def test_what_a_tenant_is_about_to_pin_counts_as_well():
     one = control(Store(), Link("a"), most=200)
     async with one.room("x", False, 150):

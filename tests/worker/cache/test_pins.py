@@ -8,7 +8,7 @@ import pytest
 
 from baton.kv.exchange.warming import BlockKind, Warmer
 from baton.kv.layout import prefix
-from baton.protos.errors import InvalidRequest, PinsFull
+from baton.protos.errors import Cancelled, InvalidRequest, PinsFull
 from baton.protos.nouns import EngineRequest, Sampling
 from baton.worker.cache.pins import PrefixPins
 from tests.kv.sharers import LAYOUT, Sharer, settle
@@ -93,3 +93,16 @@ async def test_what_is_not_here_is_fetched_and_pinned():
 async def test_what_nobody_has_is_not_pinned():
     worker = Worker()
     assert await worker.pins.pin("a", prompt(4), 60.0) == 0
+
+
+async def test_a_pin_that_is_let_go_before_the_engine_has_answered_does_not_stay():
+    worker, kept = Worker(), prompt(4)
+    worker.compute(hashes(kept))
+    pinning = asyncio.create_task(worker.pins.pin("a", kept, 60.0))
+    await asyncio.sleep(0)
+    assert worker.pins.unpin("a")
+    with pytest.raises(Cancelled):
+        await pinning
+    await settle()
+    assert len(worker.sharing) == 0
+    assert await worker.pins.pin("a", kept, 60.0) == 64
