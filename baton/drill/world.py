@@ -255,28 +255,10 @@ class World:
             swept = worker.life.engine.loop.extras().get("leases_swept", 0)
             if swept and not sweeping:
                 self.judge.violated(f"{worker.slot}: {swept} leases were swept without a partition")
-        for router in self.routers:
-            self._router_at_rest(router)
-
-    def _router_at_rest(self, router: SimulatedRouter) -> None:
-        if router.parts is None:
-            self.judge.violated(f"at rest: nobody serves {router.name}")
-            return
-        core = router.parts.core
-        if len(core.dispatcher):
-            self.judge.violated(f"at rest: {router.name} has {len(core.dispatcher)} choices open")
-        if queued := core.dispatcher.queued():
-            self.judge.violated(f"at rest: {router.name} has {queued} requests queued")
-        if held := core.dispatcher.held_bytes:
-            self.judge.violated(f"at rest: {router.name} holds {held} bytes of requests")
-        if retired := sorted(core.adapters.registry.retired()):
-            self.judge.violated(f"at rest: {router.name} still has {retired} to unload")
-        if counts := core.view.local_counts():
-            self.judge.violated(f"at rest: {router.name} counts {counts}")
         ready = sorted(name for name, worker in self.workers.items() if worker.life is not None)
-        seen = sorted(info.worker_id for info in core.roles.workers() if info.state == "ready")
-        if seen != ready:
-            self.judge.violated(f"at rest: {router.name} sees {seen} ready, and {ready} are")
+        for router in self.routers:
+            for what in router.unrest(ready):
+                self.judge.violated(f"at rest: {what}")
 
     async def _end(self) -> None:
         for worker in self.workers.values():

@@ -178,9 +178,9 @@ class KvLayout(msgspec.Struct, frozen=True):
 class WorkerInfo(msgspec.Struct, frozen=True):
     """Describes a worker: the part of its membership entry that seldom changes.
 
-    ``incarnation`` is new with each start or change of role (``process_of``). ``fingerprint`` is hex SHA-256 of its weights.
-    ``data_addresses`` gives the addresses of its KV receivers by transport, besides ``address`` (gRPC). Workers
-    with one ``host_id`` run under one kernel. ``kv_backing`` is the kind of memory of its host pages
+    ``incarnation`` is new with each start or change of role (``process_of``). ``fingerprint`` is hex SHA-256 of its
+    weights. ``data_addresses`` gives the addresses of its KV receivers by transport, besides ``address`` (gRPC).
+    Workers with one ``host_id`` run under one kernel. ``kv_backing`` is the kind of memory of its host pages
     (kv/memory/host_pages.py). A worker of several ranks has their ``widths`` by setting (tp, cp, pp, ep; those
     above 1), and in ``rank_hosts`` where each rank runs: "" on the worker's own host, else at this `baton ranks`.
     """

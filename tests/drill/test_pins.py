@@ -1,4 +1,4 @@
-"""Pinned prefixes in the simulated cluster: kept until their time, by whoever took them, and listed by every router."""
+"""Pinned prefixes in the simulated cluster: kept until their time by whoever took them."""
 
 from __future__ import annotations
 

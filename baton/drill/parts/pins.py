@@ -111,7 +111,7 @@ class PinClients:
                 self.ledger.listed(shown, router.name, seeded_loop().true_time())
             found = [str(one["id"]) for one in shown]
         for pin in found:
-            while await self._let_go(pin, 0, "pinner") not in (200, 404):
+            while await self._let_go(pin, 0, "pinner") not in (200, 404):  # noqa: ASYNC110
                 await asyncio.sleep(AGAIN_S)
         if self._looking is not None:
             self._looking.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from typing import cast
@@ -131,6 +131,26 @@ class SimulatedRouter:
         self._held_back_until = asyncio.get_running_loop().time() + held_back_s
         self._network.process_died(self.process.name)
         self.process.kill()
+
+    def unrest(self, ready: Sequence[str]) -> Iterator[str]:
+        """Yields what is still held, and whom the router sees ready instead of the workers ``ready``."""
+        if self.parts is None:
+            yield f"nobody serves {self.name}"
+            return
+        core = self.parts.core
+        if len(core.dispatcher):
+            yield f"{self.name} has {len(core.dispatcher)} choices open"
+        if queued := core.dispatcher.queued():
+            yield f"{self.name} has {queued} requests queued"
+        if held := core.dispatcher.held_bytes:
+            yield f"{self.name} holds {held} bytes of requests"
+        if retired := sorted(core.adapters.registry.retired()):
+            yield f"{self.name} still has {retired} to unload"
+        if counts := core.view.local_counts():
+            yield f"{self.name} counts {counts}"
+        seen = sorted(info.worker_id for info in core.roles.workers() if info.state == "ready")
+        if seen != ready:
+            yield f"{self.name} sees {seen} ready, and {ready} are"
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
