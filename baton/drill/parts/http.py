@@ -32,7 +32,7 @@ class NumberingEnvironment(Environment, frozen=True):
 
 
 class HttpAsk(NamedTuple):
-    """What a client asks for over HTTP, and how it reads: ``pause_s`` is between two parts of the response."""
+    """Describes a call over HTTP, and how its client reads: ``pause_s`` is between two parts of the response."""
 
     path: str
     body: bytes = b""
@@ -85,7 +85,7 @@ class HttpCall:
 
 
 def asked_over_http(request: Request) -> HttpAsk:
-    """Returns what the client of ``request`` asks for over HTTP."""
+    """Returns the call by which the client of ``request`` asks over HTTP."""
     return HttpAsk(path_of(request), body_of(request), pause_s=request.read_pause, timeout_s=request.deadline_after)
 
 
