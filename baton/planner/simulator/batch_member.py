@@ -12,15 +12,16 @@ from baton.planner.simulator.flight import Blocks, Flight, own_block
 class BatchMember:
     """Holds one sequence of the batch.
 
-    ``prompt_left``: prompt tokens left to compute. It generates from tick ``start`` to ``due``; ``gone``: it has
-    left the batch. ``age`` numbers members in order of joining.
+    ``prompt_left``: prompt tokens left to compute. ``sealed``: its blocks that the prefix cache has. It generates
+    from tick ``start`` to ``due``; ``gone``: it has left the batch. ``age`` numbers members in order of joining.
     """
 
-    __slots__ = ("age", "due", "flight", "gone", "lease", "prompt_left", "start")
+    __slots__ = ("age", "due", "flight", "gone", "lease", "prompt_left", "sealed", "start")
 
     def __init__(self, flight: Flight, lease: PageLease, age: int, prompt_left: int) -> None:
         self.flight, self.lease, self.age, self.prompt_left = flight, lease, age, prompt_left
         self.due = self.start = 0
+        self.sealed = lease.held
         self.gone = False
 
     @property
@@ -39,12 +40,17 @@ class BatchMember:
         """Adds to the flight's count the tokens generated from ``start`` to ``tick``."""
         self.flight.written += tick - self.start
 
-    def seal(self) -> None:
-        """Enters the prompt's full blocks in the prefix cache."""
-        self.lease.seal_run(0, self.flight.full_blocks)
+    def seal(self, computed: int, block_tokens: int) -> None:
+        """Enters the full blocks of the first ``computed`` tokens in the prefix cache, the answer's own among
+        them.
+        """
+        full = computed // block_tokens
+        if full > self.sealed:
+            self.lease.seal_run(self.sealed, self.blocks(self.sealed, full))
+            self.sealed = full
 
-    def blocks(self, tokens: int, block_tokens: int) -> Blocks:
-        """Returns the ids of the full blocks of the first ``tokens`` tokens, the answer's own among them."""
+    def blocks(self, first: int, end: int) -> Blocks:
+        """Returns the ids of full blocks ``first`` to ``end`` of the sequence, the answer's own among them."""
         prompt = self.flight.full_blocks
-        more = range(len(prompt), tokens // block_tokens)
-        return [*prompt[: tokens // block_tokens], *(own_block(self.flight.index, place) for place in more)]
+        more = range(max(first, len(prompt)), end)
+        return [*prompt[first:end], *(own_block(self.flight.index, place) for place in more)]

@@ -61,8 +61,8 @@ class ClusterSim(WorkerSimulation):
         self._readerless: deque[Flight] = deque()
         self._index = len(self.flights)
         self._turn = self._rng.randrange(1 << 16)
-        self._room = max(d.costs.kv_tokens for d in self.decodes.values())
-        self._reading_room = max((p.costs.kv_tokens for p in self.prefills.values()), default=self._room)
+        self._room = max(d.room for d in self.decodes.values())
+        self._reading_room = max((p.room for p in self.prefills.values()), default=self._room)
         self._unlike = bool(scenario.pools or scenario.failures)
         self._way_in = scenario.decode.overhead.request  # all of it: nothing waits for a first token's way back
         self.faults = FailureInjection(self, scenario.failures)

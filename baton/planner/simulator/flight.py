@@ -26,7 +26,7 @@ class Flight:
 
     __slots__ = (
         "arrival", "cached", "decode", "epoch", "first_token", "full_blocks", "index", "last_token", "load",
-        "moves", "order", "origin", "outputs", "placed", "preemptions", "prefill", "prompt", "refused", "seen",
+        "moves", "order", "origin", "outputs", "placed", "prefill", "prompt", "refused", "seen",
         "uncached", "way", "written",
     )  # fmt: skip
     pool = queue = ""  # in the router's queue: all flights are of one model, and wait as one class
@@ -38,7 +38,7 @@ class Flight:
         self.full_blocks = full_blocks
         self.load = RequestLoad(work=work_of(self.prompt, self.outputs))
         self.order: Order = (0.0, 0)
-        self.written = self.cached = self.preemptions = self.uncached = 0
+        self.written = self.cached = self.uncached = 0
         self.placed = self.first_token = self.last_token = -1.0
         self.prefill = self.decode = self.way = ""
         self.refused = False
@@ -85,7 +85,6 @@ class Flight:
         if self.origin is not None:
             self.origin.first_token, self.origin.last_token = self.first_token, self.last_token
             self.origin.written = self.origin.outputs
-            self.origin.preemptions += self.preemptions
 
 
 def own_block(index: int, place: int) -> int:

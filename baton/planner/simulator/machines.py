@@ -88,7 +88,7 @@ class WorkerSimulation(ABC):
         """Returns when a decode worker's engine, which listens between two steps, hears of what is said now."""
         self._ended(place, place.node.advance(self.now))
         self._expect(place)
-        return max(self.now, place.node.now)
+        return place.node.hears(self.now)
 
     def _call(self, flight: Flight, taken: Option) -> None:
         """Admitted: the prefill worker is asked."""
@@ -240,7 +240,8 @@ class WorkerSimulation(ABC):
 
     def settle(self, place: SimDecode) -> None:
         """Takes the steps that a decode worker has begun."""
-        self._ended(place, place.node.advance(self.now))
+        ended = place.node.advance(self.now)
+        self._ended(place, ended + place.node.advance(place.node.hears(self.now)))
 
     def awaits_kv(self, flight: Flight) -> bool:
         """Returns whether the flight's decode worker still waits for its prompt's KV."""

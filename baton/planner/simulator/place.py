@@ -34,7 +34,7 @@ class SimWorker(Generic[Node]):
     def __init__(self, name: str, info: WorkerInfo, node: Node, costs: WorkerCosts, block_tokens: int) -> None:
         self.name = name  # as operators say it: prefill-0
         self.info, self.node, self.costs = info, node, costs
-        self._scale = block_tokens // BLOCK_TOKENS
+        self._block, self._scale = block_tokens, block_tokens // BLOCK_TOKENS
         self.down = False
         self.sequences = self.pending_prompts = self.pending_tokens = 0
         self.full = False
@@ -48,7 +48,12 @@ class SimWorker(Generic[Node]):
 
     def takes(self, tokens: int) -> bool:
         """Returns whether the worker is alive and its KV pool could hold ``tokens``."""
-        return not self.down and self.costs.kv_tokens >= tokens
+        return not self.down and self.room >= tokens
+
+    @property
+    def room(self) -> int:
+        """Returns the number of tokens that its KV pool holds, in whole blocks."""
+        return min(self.costs.kv_tokens, self.node.pool.pages * self._block)
 
     def die(self, node: Node) -> None:
         """Marks the worker dead and drops its requests; ``node`` replaces its engine and keeps its totals."""

@@ -17,6 +17,7 @@ from baton.engine.sequence import SequenceState
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.planner.costs.worker import WorkerCosts
 from baton.planner.simulator.flight import Flight
+from baton.planner.simulator.starvation import retry_seconds
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 
@@ -45,12 +46,12 @@ class StepwiseDecode:
         self.pool = PagePool(max(1, costs.kv_tokens // BLOCK_TOKENS), watched=False)
         self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens)
         self.now = self.busy = 0.0
-        self.generated = 0
         self._stretched = stretched
         self._ages = 0
         self._may_prefill = False  # a prompt came to be read, or a preempted sequence will
         self._flights: dict[int, tuple[Flight, DecodeJob]] = {}
-        self._planned: tuple[StepPlan, float] | None = None
+        self._step: tuple[StepPlan, float] | None = None  # in progress since ``now``, and when it ends
+        self._firm = False  # it begins as another ends, so that who comes at that moment is too late
 
     @property
     def preemptions(self) -> int:
@@ -78,7 +79,7 @@ class StepwiseDecode:
 
     def continue_totals(self, before: StepwiseDecode) -> None:
         """Goes on counting from the totals of ``before``."""
-        self.busy, self.generated = before.busy, before.generated
+        self.busy = before.busy
 
     def reserve(self, flight: Flight) -> PageLease:
         """Returns a lease of pages, as the decode loop's admission gives it. Raises PoolExhausted."""
@@ -89,13 +90,11 @@ class StepwiseDecode:
         return self.pool.open(flight.full_blocks, blocks, self.scheduler.growth_reserve, limit)
 
     def join(self, flight: Flight, lease: PageLease, local: bool, now: float) -> None:
-        """Adds a request to the batch from the next step on; a step that was planned but hasn't begun is planned
-        again.
-
-        ``local``: its prompt is to be prefilled here.
+        """Adds a request to the batch, which was advanced to ``now``, from the next step on; ``local``: its prompt
+        is to be prefilled here.
         """
-        self.now = max(self.now, now)
-        self._planned = None
+        if self._step is None or not (self._firm or self.now < now):
+            self._step, self.now = None, max(self.now, now)
         self._ages += 1
         sampling = Sampling(max_tokens=flight.outputs, ignore_eos=True)
         request = EngineRequest("", _tokens(flight), flight.prompt, sampling)
@@ -115,39 +114,49 @@ class StepwiseDecode:
     def stop(self) -> None:
         """Does nothing, because sequences always know how many tokens they have generated."""
 
+    def hears(self, now: float) -> float:
+        """Returns when the engine, which was advanced to ``now``, listens next: the end of the step in progress."""
+        return self._step[1] if self._step is not None and (self._firm or self.now < now) else now
+
     def next_event(self) -> float:
         """Returns the simulated time at which the next step ends; infinity if nothing runs."""
-        if not self._flights:
-            return math.inf
-        return self.now + self._next()[1]
+        return self._begin()[1] if self._flights else math.inf
 
     def advance(self, until: float) -> list[Flight]:
-        """Takes every step that begins before ``until``; returns the requests that ended, their times set."""
+        """Takes every step that ends until then; returns the requests that ended, their times set. The step in
+        progress at ``until`` has its members: requests that come meanwhile join the next one.
+        """
         ended: list[Flight] = []
-        while self._flights and self.now < until:
-            plan, seconds = self._planned or self._next()
-            if not plan.items:
-                raise PoolExhausted("the decode worker's pool can't hold its oldest sequence", "pages")
-            self._planned = None
-            self.now += seconds
-            self.busy += seconds
+        firm = False
+        while self._flights:
+            plan, end = self._begin(firm)
+            if end > until:
+                break
+            self.busy += end - self.now if plan.items else 0.0
+            self.now, self._step = end, None
             self._finish(plan, ended)
+            firm = True
         return ended
 
-    def _next(self) -> tuple[StepPlan, float]:
-        """The step under way: it is planned once, and who joins meanwhile waits for the one after."""
-        if self._planned is None:
+    def _begin(self, firm: bool = False) -> tuple[StepPlan, float]:
+        """Returns the step in progress and when it ends; it is planned once, and who joins meanwhile waits for the
+        one after.
+        """
+        if self._step is None:
             preempted = self.scheduler.preemptions
             plan = self.scheduler.plan()
             self._may_prefill = self._may_prefill or self.scheduler.preemptions > preempted
-            shape = plan.shape()
-            seconds = self.costs.step_seconds(
-                shape.prefill_tokens, shape.prefill_attention, shape.decode_sequences, shape.decode_context
-            )
-            if self._stretched is not None:
-                seconds = self._stretched(self.now, seconds)
-            self._planned = plan, seconds
-        return self._planned
+            self._firm, self._step = firm, (plan, self.now + self._seconds(plan))
+        return self._step
+
+    def _seconds(self, plan: StepPlan) -> float:
+        if not plan.items:
+            return retry_seconds(self.pool, sum(len(job.pages.pages) for job in self.scheduler.running))
+        shape = plan.shape()
+        seconds = self.costs.step_seconds(
+            shape.prefill_tokens, shape.prefill_attention, shape.decode_sequences, shape.decode_context
+        )
+        return seconds if self._stretched is None else self._stretched(self.now, seconds)
 
     def _finish(self, plan: StepPlan, ended: list[Flight]) -> None:
         flights = self._flights
@@ -167,7 +176,6 @@ class StepwiseDecode:
         token = (flight.index * 7919 + before) % VOCAB
         sequence.take(token)
         job.chain.append(token)
-        self.generated += 1
         flight.written = before + 1
         if flight.first_token < 0:
             flight.first_token = self.now
