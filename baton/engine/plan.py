@@ -253,13 +253,14 @@ def mirror_of(runner: Runner) -> Mirror | None:
     return found
 
 
-def warm(runner: Runner, sequences: int, chunk: int) -> None:
-    """Lets ``runner`` prepare for steps of up to ``sequences`` decodes and ``chunk`` tokens of a prompt, once pages
-    are bound and before any is leased. Does nothing for runners that needn't. Raises ConfigError.
+def warm(runner: Runner, sequences: int, chunk: int, drafts: int = 0) -> None:
+    """Lets ``runner`` prepare for steps of up to ``sequences`` decodes, ``drafts`` drafts of theirs and ``chunk``
+    tokens of a prompt, once pages are bound and before any is leased. Does nothing for runners that needn't. Raises
+    ConfigError.
     """
-    prepare: Callable[[int, int], None] | None = getattr(runner, "warm", None)
+    prepare: Callable[[int, int, int], None] | None = getattr(runner, "warm", None)
     if prepare is not None:
-        prepare(sequences, chunk)
+        prepare(sequences, chunk, drafts)
 
 
 def adapters_of(runner: Runner) -> AdapterHost | None:

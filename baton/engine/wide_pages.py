@@ -46,9 +46,9 @@ class WidePages:
         """Uses ``buffer`` as ``pages`` wide pages."""
         self._runner.bind(buffer, pages * self._runs)
 
-    def warm(self, sequences: int, chunk: int) -> None:
+    def warm(self, sequences: int, chunk: int, drafts: int = 0) -> None:
         """Lets the wrapped runner prepare for its steps. Raises ConfigError."""
-        warm(self._runner, sequences, chunk)
+        warm(self._runner, sequences, chunk, drafts)
 
     @property
     def mirror(self) -> Mirror | None:

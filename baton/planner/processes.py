@@ -30,7 +30,8 @@ def each(work: Callable[[Item], Result], items: Sequence[Item], processes: int =
     """Yields ``work(item)`` for each item, in their order, computed in up to ``processes`` new processes.
 
     ``work``, items and results are pickled on their way. With one process or one item nothing is started. What
-    ``work`` raises is raised here. Raises ConfigError if a process is killed.
+    ``work`` raises is raised here. Raises ConfigError if a process is killed or
+    can't start.
     """
     if min(processes, len(items)) < 2:
         yield from map(work, items)
@@ -40,10 +41,9 @@ def each(work: Callable[[Item], Result], items: Sequence[Item], processes: int =
         try:
             yield from cast(Iterator[Result], pool.map(_one, items))
         except BrokenProcessPool as error:
-            text = "a process of the simulation was killed, for want of memory perhaps"
-            raise ConfigError(
-                f"{text}; use fewer cores (taskset -c 0-1 ...), as each has its own", "workers"
-            ) from error
+            text = "a process of the simulation was killed, for want of memory perhaps, or couldn't start, as its"
+            text = f"{text} output says; use fewer cores (taskset -c 0-1 ...), as each has its own"
+            raise ConfigError(text, "workers") from error
 
 
 def _take(work: Callable[..., object]) -> None:

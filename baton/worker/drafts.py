@@ -16,9 +16,10 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Internals, ModelSpec, Runner, branches_of, internals_of, keeps_bits
-from baton.engine.speculate.draft import Speculator, StateSpeculator
+from baton.engine.speculate.draft import MOST_DRAFTS, Speculator, StateSpeculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
+from baton.engine.speculate.judge import MOST_ROWS
 from baton.engine.speculate.names import DRAFT, MEDUSA, NONE, SELF, self_layers, speculators, without_auto
 from baton.engine.speculate.text_search import GAP
 from baton.kv.layout.room import prompt_room
@@ -31,6 +32,13 @@ log = logging.getLogger("baton.engine")
 KV_SHARE = 8  # a draft model gets this fraction (one in eight) of the target's bytes of KV
 LEAST_PAGES = 64  # pages that it gets in any case
 MOST_VOCAB = ord(GAP)  # tokens of a vocabulary whose texts can be searched
+
+
+def most_drafts(names: str, sequences: int) -> int:
+    """Returns the most drafts of ``sequences`` sequences in one step, by the speculators ``names`` that a GPU's
+    worker may use: "auto" drafts nothing there.
+    """
+    return 0 if without_auto(names) == NONE else min(MOST_ROWS, MOST_DRAFTS * sequences)
 
 
 def make_drafter(

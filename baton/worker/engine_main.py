@@ -46,12 +46,11 @@ from baton.protos.measurements import StepSample
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 from baton.tls.identity import TlsFiles
 from baton.worker.channel import EngineChannel
-from baton.worker.drafts import make_drafter
+from baton.worker.drafts import make_drafter, most_drafts
 from baton.worker.kv_memory import kv_bytes
 from baton.worker.spec import AdapterSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
 
 NO_ADAPTERS = AdapterSpec()
-RANK_ROOM = 1.25  # of a rank's pages on a card, because a session's room grows by a quarter more (runtime.cuh)
 ENCODER_PAGES = 1 << 14  # of 64 bytes each, because as many as memory holds would be millions to keep books of
 
 
@@ -106,7 +105,9 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     if (ranks := ranks_of(runner)) is not None:
         ranks.open_pages(memory.fd, memory.bytes, layout)
         ranks.watch(exit_rank_lost)
-    warm(runner, spec.steps.max_batch, spec.steps.prefill_chunk_tokens)
+    sequences = spec.steps.max_batch
+    drafts = most_drafts(spec.steps.speculation, sequences)
+    warm(runner, sequences, spec.steps.prefill_chunk_tokens, drafts)
     channel.send_fd(memory.fd)
     model, mirror = runner.spec, mirror_of(runner)
     adapters = make_adapters(spec.lora, runner)
@@ -161,11 +162,11 @@ def _configured_pages(spec: WorkerSpec, layout: KvLayout) -> int:
 
 def _share_on_card(spec: WorkerSpec, layout: KvLayout) -> float:
     """Returns the memory that a card takes for each page, as a share of its bytes, at most: of several ranks' each
-    has its own heads alone, in a room that is larger than they are.
+    has its own heads alone.
     """
     if spec.engine.tp == 1 or not layout.groups:
         return 1.0
-    return RANK_ROOM * max(kv_share(group.kv_heads, spec.engine.tp) for group in layout.groups)
+    return max(kv_share(group.kv_heads, spec.engine.tp) for group in layout.groups)
 
 
 def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int, held: float = 1.0) -> int:

@@ -62,11 +62,12 @@ def test_the_pages_come_first_and_then_what_the_model_is(role: str, loop: type) 
 def test_a_runner_prepares_for_its_steps_before_anybody_hears_of_it(
     monkeypatch: pytest.MonkeyPatch, block_tokens: int
 ) -> None:
-    wire, heard = Wire(), list[tuple[int, int, int]]()
-    warm = lambda self, sequences, chunk: heard.append((sequences, chunk, len(wire.sent)))  # noqa: E731
+    wire, heard = Wire(), list[tuple[int, ...]]()
+    warm = lambda self, *sizes: heard.append((*sizes, len(wire.sent)))  # noqa: E731
     monkeypatch.setattr(PacedRunner, "warm", warm, raising=False)
-    build(spec(max_batch=7, prefill_chunk_tokens=96, block_tokens=block_tokens), wire)  # type: ignore[arg-type]
-    assert heard == [(7, 96, 0)]
+    asked = spec(max_batch=7, prefill_chunk_tokens=96, block_tokens=block_tokens, speculation="suffix")
+    build(asked, wire)  # type: ignore[arg-type]
+    assert heard == [(7, 96, 112, 0)]  # sequences, a prompt's tokens, drafts; and what was announced before
 
 
 @pytest.mark.parametrize(("fields", "beside"), [({}, 100), ({"adapter_root": "/srv", "max_adapter_bytes": 7}, 107)])
@@ -77,10 +78,10 @@ def test_pages_leave_room_for_the_weights_and_for_adapters_that_may_come(
     assert engine_main.page_count(spec(**fields), 1, 100) == 1000 - beside
 
 
-def test_pages_of_ranks_on_cards_leave_room_for_what_their_sessions_take_more() -> None:
+def test_a_card_of_several_ranks_takes_its_heads_share_of_each_page() -> None:
     layout = layout_for("bfloat16", 2, 8, 64)
     assert engine_main._share_on_card(spec(device="cuda", tp=1), layout) == 1.0
-    assert engine_main._share_on_card(spec(device="cuda", tp=2), layout) == 1.25 / 2
+    assert engine_main._share_on_card(spec(device="cuda", tp=2), layout) == 1 / 2
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.backends.cuda.gpu import require
+from baton.engine.backends.cuda.card_locks import TakenCard, share
+from baton.engine.backends.cuda.gpu import identities, require
 from baton.engine.backends.cuda.load import TORCH, kernels_or_none, on_kernels
 from baton.engine.backends.encoder.load import load_encoder
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.ranks.cards.load import load_card, require_on_cards
+from baton.engine.backends.ranks.cards.load import load_card, require_on_cards, take_cards
 from baton.engine.backends.ranks.cards.runner import CardRanksRunner
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.hosts.layout import most_on_one, ranks_on, require_hosts
@@ -71,6 +73,8 @@ def load(config: EngineConfig) -> Runner:
     ask_gpu, own_kernels = config.device == "cuda" and not on_shim(), config.device == "cuda"
     if ask_gpu:
         own_kernels = takes_kernels(require())  # before a model is fetched for it
+        if not config.is_draft:  # else it is on its model's card
+            share(identities())
         require_torch_cuda()
     directory = locate(config.model)
     model = ModelConfig.read(directory)
@@ -148,8 +152,7 @@ def _on_ranks(config: EngineConfig) -> Runner:
     _selection(own, planned)
     own = msgspec.structs.replace(own, window_pages="own" if _takes_own_pages(own) else "shared")
     if own.device == "cuda":
-        require_on_cards(own, model, planned)
-        return _on_cards(own, model)
+        return _on_cards(own, model, take_cards(own, require_on_cards(own, model, planned)))
     hosts = LeadHosts(own) if own.rank_hosts else None
     followers: Followers | None = None
     try:
@@ -175,19 +178,27 @@ def _on_ranks(config: EngineConfig) -> Runner:
         raise
 
 
-def _on_cards(config: EngineConfig, model: ModelConfig) -> Runner:
-    """Returns the runner that leads ranks on cards, which load their weights concurrently."""
-    followers = Followers(config)
+def _on_cards(config: EngineConfig, model: ModelConfig, taken: Sequence[TakenCard]) -> Runner:
+    """Returns the runner that leads ranks on the cards ``taken``, which load their weights concurrently. Each rank
+    holds the lock of its own card.
+    """
+    followers: Followers | None = None
     try:
-        loaded = load_card(config, 0)
+        followers = Followers(config, cards=taken)
+        for card in taken[1:]:
+            card.release()
+        loaded = load_card(config, 0, [card.index for card in taken])
         rooms = followers.await_ready(loaded.fingerprint)
         dtype = config.computed_dtype
         spec = _spec(config, model, loaded.program, dtype, loaded.fingerprint, loaded.weights)
         parts = loaded.program, loaded.own.program, loaded.weights, spec.layout
         work = work_of_ranks(*parts) if on_shim() else of_cards(work_of_ranks(*parts, "cuda"), config.tp)
-        return CardRanksRunner(spec, loaded, followers, rooms, config.rank_bound_s, work=work)
+        return CardRanksRunner(spec, loaded, followers, rooms, config.rank_bound_s, work=work, taken=taken[0])
     except BaseException:
-        followers.kill()
+        if followers is not None:
+            followers.kill()
+        for card in taken:
+            card.release()
         raise
 
 

@@ -7,7 +7,7 @@ owner hands out. On the SIMT shim it is memory that processes share.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.cuda.library import CudaLibrary
@@ -87,10 +87,10 @@ def use_card(device: CudaLibrary, index: int) -> None:
     device.call("card_use", index)
 
 
-def unreachable(device: CudaLibrary, count: int) -> list[int]:
-    """Returns those of the first ``count`` cards to whose memory the calling thread's card can't write."""
+def unreachable(device: CudaLibrary, indices: Iterable[int]) -> list[int]:
+    """Returns those of the cards ``indices`` to whose memory the calling thread's card can't write."""
     found, yes = [], I32()
-    for index in range(count):
+    for index in indices:
         device.call("card_reaches", index, ctypes.byref(yes))
         found += [] if yes.value else [index]
     return found

@@ -6,7 +6,7 @@ under several schedules, with planted bugs. If nvcc or cuobjdump is missing, its
 --strict makes that a failure. --write updates the ledger first, and ran.json and docs/cuda.md if the suites passed.
 
     python -m baton.kernels.cuda.check [--strict] [--write] [pytest's arguments]
-    python -m baton.kernels.cuda.check --write --ops moe,step -k "moe or step"     where those two's sources changed
+    python -m baton.kernels.cuda.check --write --ops moe,step -k "moe or step or rank"   those two alone
 """
 
 from __future__ import annotations

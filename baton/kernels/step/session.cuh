@@ -70,8 +70,7 @@ class Session {
     void* seen = nullptr;
     if (const int wrong = host_register(host, size_t(pages * page_bytes), &seen)) return wrong;
     host_ = host, seen_ = static_cast<char*>(seen), page_bytes_ = page_bytes;
-    bool moved = false;
-    if (const int wrong = shared ? 0 : pages_.reach(size_t(pages * own(page_bytes)), moved)) return wrong;
+    if (const int wrong = shared ? 0 : take_pages(size_t(pages * own(page_bytes)))) return wrong;
     return device_ = shared ? shared : static_cast<char*>(pages_.at), 0;
   }
 
@@ -194,6 +193,16 @@ class Session {
     if (least_ > 0 && known && host.rows <= MOST_SHARING && host.item_count <= MOST_SHARING)
       find_groups(host.items, host.item_count, least_, groups_);
     host.groups = groups_.data(), host.group_count = int32_t(groups_.size());
+  }
+
+  // As many bytes and no more: the caller has given them all that the card has to spare, and they don't grow.
+  int take_pages(size_t bytes) {
+    if (bytes <= pages_.bytes) return 0;
+    device_release(pages_.at);
+    pages_.at = nullptr, pages_.bytes = 0;
+    const int wrong = device_allocate(&pages_.at, bytes);
+    if (!wrong) pages_.bytes = bytes;
+    return wrong;
   }
 
   int reach(Room& room, size_t bytes) {

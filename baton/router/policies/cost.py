@@ -43,10 +43,14 @@ class _Reader(NamedTuple):
 
 
 class _Writer(NamedTuple):
-    """A worker that would write the answer: seconds per step with us, and what we add to everybody's."""
+    """A worker that would write the answer: seconds per step with us, what we add to everybody's, and the bytes
+    that a handoff sends it, with those of its last chunk.
+    """
 
     step: float
     crowding: float
+    sent: int
+    last: int
 
 
 def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
@@ -58,7 +62,7 @@ def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecisio
         terms = _local(d, request, _reader(readers, d, request), _writer(writers, d, request))
         options.append(Option("local", d.id, "", terms, request.cached(d.id)))
     for p, d in pairs(snapshot, request):
-        terms = _disaggregated(p, d, request, _fetcher(readers, snapshot, p, request), _writer(writers, d, request))
+        terms = _disaggregated(p, request, _fetcher(readers, snapshot, p, request), _writer(writers, d, request))
         options.append(Option("prefill", d.id, p.id, terms, request.cached(p.id)))
     if not options:
         return None
@@ -78,9 +82,10 @@ def _local(worker: Candidate, request: RoutingRequest, reader: _Reader, writer: 
 
 
 def _disaggregated(
-    prefill: Candidate, decode: Candidate, request: RoutingRequest, reader: _Reader, writer: _Writer
+    prefill: Candidate, request: RoutingRequest, reader: _Reader, writer: _Writer
 ) -> dict[str, float]:
-    ship = _ship_seconds(prefill, decode, request, reader.read)
+    curve = prefill.load.transfer_curve or UNKNOWN_TRANSFER
+    ship = exposed_seconds(curve, writer.sent, writer.last, reader.read)
     terms = {
         "queue": reader.queue,
         "read": reader.read,
@@ -129,16 +134,16 @@ def _writer(known: dict[str, _Writer], worker: Candidate, request: RoutingReques
     found = known.get(worker.id)
     if found is None:
         step, before = _step_seconds(worker, request, 1), _step_seconds(worker, request, 0)
-        found = known[worker.id] = _Writer(step, worker.running * _outputs(request) * (step - before))
+        crowding = worker.running * _outputs(request) * (step - before)
+        found = known[worker.id] = _Writer(step, crowding, *_sent(worker, request))
     return found
 
 
-def _ship_seconds(reader: Candidate, writer: Candidate, request: RoutingRequest, read: float) -> float:
-    curve = reader.load.transfer_curve or UNKNOWN_TRANSFER
+def _sent(writer: Candidate, request: RoutingRequest) -> tuple[int, int]:
+    """Returns the bytes of the request's KV that ``writer`` lacks, and those of its last chunk."""
     layout, held = writer.info.layout, request.hits.get(writer.id, 0) * BLOCK_TOKENS
     size = handoff_bytes(layout, request.tokens, held)
-    last = min(size, handoff_bytes(layout, min(CHUNK_TOKENS, max(1, request.tokens - held))))
-    return exposed_seconds(curve, size, last, read)
+    return size, min(size, handoff_bytes(layout, min(CHUNK_TOKENS, max(1, request.tokens - held))))
 
 
 def _step_seconds(worker: Candidate, request: RoutingRequest, added: int) -> float:

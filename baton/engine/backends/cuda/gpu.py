@@ -50,20 +50,8 @@ def probe(library: str = LIBRARY) -> Gpu:
     """Returns a description of the first GPU that the driver ``library`` sees. Raises ConfigError if there is no
     driver or no GPU.
     """
-    try:
-        driver = ctypes.CDLL(library)
-    except OSError as error:
-        raise _wrong(
-            f"no NVIDIA driver is here ({error}); install it (in a container: the NVIDIA runtime), {CPU_REMEDY}"
-        ) from None
-    status = driver.cuInit(0)
-    if status == _NO_DEVICE:
-        raise _wrong(f"the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, {CPU_REMEDY}")
-    _checked(driver, "cuInit", status)
-    number, device, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    _checked(driver, "cuDeviceGetCount", driver.cuDeviceGetCount(ctypes.byref(count)))
-    if not count.value:
-        raise _wrong(f"the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, {CPU_REMEDY}")
+    driver, _ = _opened(library)
+    number, device = ctypes.c_int(), ctypes.c_int()
     _checked(driver, "cuDeviceGet", driver.cuDeviceGet(ctypes.byref(device), 0))
     _checked(driver, "cuDriverGetVersion", driver.cuDriverGetVersion(ctypes.byref(number)))
     return Gpu(
@@ -73,6 +61,19 @@ def probe(library: str = LIBRARY) -> Gpu:
         _memory(driver, device),
         _attribute(driver, device, _MODE) == _EXCLUSIVE,
     )
+
+
+def identities(library: str = LIBRARY) -> tuple[str, ...]:
+    """Returns the UUIDs of the GPUs that this process sees, in hexadecimal digits and in its order; they are the
+    same in every process. Raises ConfigError if there is no driver or no GPU.
+    """
+    driver, count = _opened(library)
+    found, device, uuid = [], ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    for ordinal in range(count):
+        _checked(driver, "cuDeviceGet", driver.cuDeviceGet(ctypes.byref(device), ordinal))
+        _checked(driver, "cuDeviceGetUuid", driver.cuDeviceGetUuid_v2(uuid, device))
+        found.append(bytes(uuid).hex())
+    return tuple(found)
 
 
 def require(needed_bytes: int = 0, ask: Probe = probe) -> Gpu:
@@ -120,6 +121,26 @@ def resolved_device(device: str, ask: Probe = probe) -> str:
         return "cpu"
     log.info("device auto: running on %s", gpu.name)
     return "cuda"
+
+
+def _opened(library: str) -> tuple[ctypes.CDLL, int]:
+    """Returns the driver, initialized, and the number of GPUs that it sees, one at least. Raises
+    ConfigError.
+    """
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError as error:
+        raise _wrong(
+            f"no NVIDIA driver is here ({error}); install it (in a container: the NVIDIA runtime), {CPU_REMEDY}"
+        ) from None
+    status = driver.cuInit(0)
+    count = ctypes.c_int()
+    if status != _NO_DEVICE:
+        _checked(driver, "cuInit", status)
+        _checked(driver, "cuDeviceGetCount", driver.cuDeviceGetCount(ctypes.byref(count)))
+    if not count.value:
+        raise _wrong(f"the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, {CPU_REMEDY}")
+    return driver, count.value
 
 
 def _name(driver: ctypes.CDLL, device: ctypes.c_int) -> str:

@@ -102,10 +102,11 @@ class CudaRunner(StepRunner):
         if earlier is not None:
             earlier.close()
 
-    def warm(self, sequences: int, chunk: int) -> None:
-        """Grows workspaces to what a step of ``sequences`` decodes and ``chunk`` tokens of a prompt needs, and
-        captures the graphs of up to ``sequences`` decodes. Where the runner ``compares``, it first takes the faster
-        way for small steps. No page may be in use. Raises ConfigError if there is too little memory.
+    def warm(self, sequences: int, chunk: int, drafts: int = 0) -> None:
+        """Grows workspaces to what a step of ``sequences`` decodes, ``drafts`` drafts and ``chunk`` tokens of a
+        prompt needs, and captures the graphs of up to ``sequences`` decodes. Where the runner ``compares``, it
+        first takes the faster way for small steps. No page may be in use. Raises ConfigError if there is too little
+        memory.
         """
         if not self.warms or self.how == PLAIN:
             return
@@ -115,7 +116,7 @@ class CudaRunner(StepRunner):
             with torch.inference_mode():
                 if self.compares:
                     self._compare(sequences, chunk, context)
-                for plan in warm_steps(sequences, chunk, self._pages, context):
+                for plan in warm_steps(sequences, chunk, self._pages, context, drafts):
                     self._rehearse(plan, context)
         except DeviceError as error:
             text = f"device cuda: the card has no room for a step of {sequences} sequences and {chunk} tokens"

@@ -35,15 +35,21 @@ def sizes(sequences: int) -> list[int]:
     return sorted({min(bucket(count), sequences) for count in range(1, sequences + 1)}, reverse=True)
 
 
-def largest_step(sequences: int, chunk: int, pages: int, context: int) -> StepPlan:
-    """Returns a step of ``sequences`` decodes, each with a mask and a history, and of a prompt's ``chunk`` tokens.
+def largest_step(sequences: int, chunk: int, pages: int, context: int, drafts: int = 0) -> StepPlan:
+    """Returns a step of ``sequences`` decodes, each with a mask and a history, of ``drafts`` drafts of theirs, each
+    with a mask, and of a prompt's ``chunk`` tokens.
 
     There are ``pages`` pages, and positions up to ``context``; the step takes fewer rows if pages are few.
     """
     rows = max(1, min(chunk, context, pages * BLOCK_TOKENS))
     needed = list(range(-(-rows // BLOCK_TOKENS)))
     history = [0] * max(1, min(context, MOST_HISTORY // sequences))
-    decodes = [_decode(seq, pages, SampleSpec(PENALISED, 0, 1, history, 1, (), _all)) for seq in range(sequences)]
+    most = min(BLOCK_TOKENS, context) - 1  # of a sequence's drafts, which are in its one page
+    drafted = [min(most, max(0, drafts - most * seq)) for seq in range(sequences)]
+    decodes = [
+        _decode(seq, pages, SampleSpec(PENALISED, 0, 1, history, 1, (), _all), count)
+        for seq, count in enumerate(drafted)
+    ]
     return StepPlan((*decodes, SequenceStep(sequences, [0] * rows, 0, needed)))
 
 
@@ -52,16 +58,17 @@ def decodes(count: int, pages: int) -> StepPlan:
     return StepPlan(tuple(_decode(seq, pages, SampleSpec(GREEDY, 0, 1, [0], 1)) for seq in range(count)))
 
 
-def warm_steps(sequences: int, chunk: int, pages: int, context: int) -> Iterator[StepPlan]:
+def warm_steps(sequences: int, chunk: int, pages: int, context: int, drafts: int = 0) -> Iterator[StepPlan]:
     """Yields all steps in their order."""
-    yield largest_step(sequences, chunk, pages, context)
+    yield largest_step(sequences, chunk, pages, context, drafts)
     for count in sizes(sequences):
         for _ in range(RUNS):
             yield decodes(count, pages)
 
 
-def _decode(seq: int, pages: int, spec: SampleSpec) -> SequenceStep:
-    return SequenceStep(seq, [0], 0, [seq % pages], spec)
+def _decode(seq: int, pages: int, spec: SampleSpec, drafts: int = 0) -> SequenceStep:
+    after = tuple(SampleSpec(GREEDY, 0, 2 + at, (), 1, (), _all) for at in range(drafts))
+    return SequenceStep(seq, [0] * (1 + drafts), 0, [seq % pages], spec, verify=after)
 
 
 def _all(vocab: int) -> NDArray[np.bool_]:

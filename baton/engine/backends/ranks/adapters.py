@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,11 +44,6 @@ class OwnAdapters:
         self._held: dict[int, _Share] = {}
         self._table = (ctypes.c_void_p * most)()
         self.table = ctypes.addressof(self._table)
-
-    @property
-    def copies(self) -> bool:
-        """Returns whether ranks copy some of the matrices that they share."""
-        return self._parts.copies
 
     def take(self, note: AdapterNote, memory: memoryview) -> None:
         """Applies ``note``, which lies in ``memory``; the adapter is there with the last of its notes."""
@@ -90,12 +86,21 @@ class _Share:
 
 class RankAdapters(AdapterHost):
     """Implements ``AdapterHost`` for the lead rank. ``tell`` sends a note to all other ranks; ``shares`` says that
-    all of them are on this host.
+    all of them are on this host, and ``copies`` that one of them copies some of the matrices that they share.
     """
 
-    def __init__(self, base: AdapterBase, own: OwnAdapters, most: int, tell: Tell, shares: bool = True) -> None:
+    def __init__(
+        self,
+        base: AdapterBase,
+        own: OwnAdapters,
+        most: int,
+        tell: Tell,
+        shares: bool = True,
+        copies: bool = False,
+    ) -> None:
         self.base = base
         self._own, self._tell, self._shares = own, tell, shares
+        self._piece = COPIED_BYTES if copies else sys.maxsize
         self._numbers: dict[str, int] = {}
         self._free = list(range(most))
 
@@ -118,7 +123,7 @@ class RankAdapters(AdapterHost):
         rows, size = rows_of(packed.parts), len(packed.memory)
         at, end = size, size + rows.nbytes
         with _shared(packed, rows) as file:
-            for piece in pieces_of(rows, size, COPIED_BYTES if self._own.copies else size):
+            for piece in pieces_of(rows, size, min(self._piece, size)):
                 note = AdapterNote(number, at, len(piece.rows), piece.last)
                 self._tell(file, put(note, file, end))
                 at += piece.rows.nbytes

@@ -13,11 +13,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 
+from baton.engine.backends.cuda.card_locks import TakenCard
 from baton.engine.backends.ranks.link_plan import LINK_S, LinkPlan
 from baton.engine.config import EngineConfig
 from baton.kernels.collective.native import lose
@@ -32,11 +33,14 @@ LEAVE_S = 1.0  # seconds for a follower to leave when told to
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """The configuration and the rank of a follower process; ``hosted`` says that it must connect to other hosts."""
+    """The configuration and the rank of a follower process; ``hosted`` says that it must connect to other hosts.
+    ``cards`` are the indices of all ranks' cards, by rank.
+    """
 
     config: EngineConfig
     index: int
     hosted: bool = False
+    cards: tuple[int, ...] = ()
 
 
 class RankReady(msgspec.Struct, frozen=True):
@@ -56,15 +60,17 @@ class RoomPlan(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """The process of one rank. Start it from the main thread, because it ends with the thread that started it."""
+    """The process of one rank, which inherits the descriptors ``kept``. Start it from the main thread, because it
+    ends with the thread that started it.
+    """
 
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: RankSpec, kept: Sequence[int] = ()) -> None:
         self.rank = spec.index
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "baton.engine.backends.ranks.main", "--parent", str(os.getpid())]
         command += ["--fd", str(theirs.fileno()), "--spec", msgspec.json.encode(spec).decode()]
         with theirs:
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno(), *kept], stdin=subprocess.DEVNULL)
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def await_ready(self) -> RankReady:
@@ -133,16 +139,24 @@ class Follower:
 class Followers:
     """The processes of a host's ranks except the lead's own: ``ranks``, or all of a worker's.
 
-    ``hosted`` says that the worker has ranks on other hosts too.
+    ``hosted`` says that the worker has ranks on other hosts too. Those on ``cards``, which are given by rank, each
+    hold their own for as long as they run.
     """
 
-    def __init__(self, config: EngineConfig, ranks: range | None = None, hosted: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        ranks: range | None = None,
+        hosted: bool = False,
+        cards: Sequence[TakenCard] = (),
+    ) -> None:
         self._leaving = False
         self._all: list[Follower] = []
         self._count = config.widths.count
         try:
             for index in range(1, self._count) if ranks is None else ranks:
-                self._all.append(Follower(RankSpec(config, index, hosted)))
+                spec = RankSpec(config, index, hosted, tuple(card.index for card in cards))
+                self._all.append(Follower(spec, [cards[index].fd] if cards else []))
         except BaseException:
             self.kill()
             raise

@@ -14,6 +14,7 @@ from baton.engine.backends.ranks.adapters import OwnAdapters
 from baton.engine.backends.ranks.experts import OwnExpertLayers
 from baton.engine.backends.ranks.hosts.layout import most_on_one
 from baton.engine.backends.ranks.notes import AdapterNote, read
+from baton.engine.backends.ranks.own_parts import any_copies
 from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
@@ -30,13 +31,16 @@ from baton.protos.errors import ConfigError
 
 
 class LoadedRank(NamedTuple):
-    """The model's whole program and one rank's share of it, with its weights."""
+    """The model's whole program and one rank's share of it, with its weights. Of the lead, ``copies_parts`` says
+    whether some rank copies a part of adapters' matrices.
+    """
 
     program: Program
     native: NativeRankProgram
     weights: Weights
     fingerprint: str
     experts: OwnExpertLayers
+    copies_parts: bool = False
 
 
 def require_possible(config: EngineConfig, program: Program) -> None:
@@ -71,13 +75,15 @@ def load_rank(config: EngineConfig, index: int) -> LoadedRank:
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     share = partial(config.widths.share, index=index, spare=config.expert_replicas)
     program, weights, fingerprint, rows_of = load_weights(config, directory, model, planned, dtype, share)
-    own = share(program if config.adapters is None else adaptable(program))
+    whole = program if config.adapters is None else adaptable(program)
+    own = share(whole)
     stored = KV_NAMES.get(config.kv_cache_dtype, "float32" if config.dtype == "auto" else config.dtype)
     layout = layout_for(stored, program.groups, states=program.states)
     layout = by_window(layout) if config.window_pages == "own" else layout
     compiled = NativeRankProgram(own, weights, layout)
     experts = OwnExpertLayers(compiled, program, rows_of if config.expert_replicas else None)
-    return LoadedRank(program, compiled, weights, fingerprint, experts)
+    copies = config.adapters is not None and not index and any_copies(whole, config.widths)
+    return LoadedRank(program, compiled, weights, fingerprint, experts, copies)
 
 
 class RankNotes:

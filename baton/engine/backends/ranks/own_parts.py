@@ -8,6 +8,7 @@ inside a panel are its panels made anew.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,10 @@ from numpy.typing import NDArray
 from baton.engine.adapters.packed import Array, PackedPart
 from baton.engine.adapters.part_table import PART_ROW, PartTable, Rows, in_order
 from baton.engine.backends.native.adapter_structs import address_of
+from baton.engine.program.program import Program
 from baton.engine.program.rank_program import RankProgram
+from baton.engine.program.shares import Widths
+from baton.engine.program.sites import Site, sites_of
 from baton.kernels.lora.structs import PANEL, panelled
 
 ABSENT, WHOLE, CUT, EXPERT = range(4)  # what a rank has of the outputs at a site: none, all, some, some experts'
@@ -50,13 +54,18 @@ class OwnParts:
                 at[:, number] = begin, end, local
                 local += end - begin
 
-    @property
-    def copies(self) -> bool:
-        """Returns whether the rank's outputs begin or end inside a panel, so that it or the next rank makes panels
-        anew.
-        """
-        cut = self._ranges[:, :2, self._kinds == CUT]
-        return bool((cut % PANEL).any())
+    def copies(self, sites: Iterable[Site]) -> bool:
+        """Returns whether the rank makes panels anew of an adapter beside all of ``sites``."""
+        table = np.array(
+            [(site.number, site.first, site.outputs) for site in sites if not site.looked_up], np.int64
+        )
+        known = table[table[:, 0] < self.sites]
+        number, first, outputs = known[self._kinds[known[:, 0]] == CUT].T
+        for begins, ends, _ in self._ranges:
+            low, high = np.maximum(begins[number], first), np.minimum(ends[number], first + outputs)
+            if ((low < high) & ((low - first) % PANEL > 0)).any():
+                return True
+        return False
 
     def of(self, rows: Rows, memory: memoryview) -> OwnRows:
         """Returns those of ``rows`` that the rank has, cut to its outputs; their matrices are in ``memory``."""
@@ -78,6 +87,12 @@ class OwnParts:
         """Returns those of the rows, which are beside experts, whose expert is the rank's."""
         begin, end, _ = self._ranges[0][:, rows["number"]] if len(rows) else np.zeros((3, 0), np.int64)
         return [rows[(begin <= rows["first"]) & (rows["first"] < end)]]
+
+
+def any_copies(program: Program, widths: Widths) -> bool:
+    """Returns whether any rank makes panels anew of an adapter of all that can be adapted in ``program``."""
+    sites = tuple(sites_of(program).values())
+    return any(OwnParts(widths.share(program, index)).copies(sites) for index in range(widths.count))
 
 
 def _cut(

@@ -99,7 +99,9 @@ class RankRunner(StepRunner):
         self._ranks.adapters = own.table
         self.adapters = None
         if adapters is not None:
-            self.adapters = RankAdapters(adapters, own, most_adapters, self._tell, shares=hosts is None)
+            self.adapters = RankAdapters(
+                adapters, own, most_adapters, self._tell, shares=hosts is None, copies=loaded.copies_parts
+            )
         self._run = lead_step()
         self._arena = torch.empty(0)
         self._shown = 0  # positions whose rotary angles are in shared memory

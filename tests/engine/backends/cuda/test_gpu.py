@@ -14,7 +14,7 @@ import pytest
 from baton.cluster.config import load_config
 from baton.console.run.serve import on_this_machine
 from baton.engine.backends.cuda import gpu
-from baton.engine.backends.cuda.gpu import Gpu, probe, require, resolved_device
+from baton.engine.backends.cuda.gpu import Gpu, identities, probe, require, resolved_device
 from baton.engine.backends.torch.card_requirements import takes_kernels
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
@@ -33,6 +33,7 @@ int cuDriverGetVersion(int* version) { *version = 13020; return 0; }
 int cuDeviceGetName(char* name, int size, int device) { strcpy(name, "NVIDIA H200"); return 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { *bytes = (size_t)141 << 30; return 0; }
 int cuDeviceGetAttribute(int* value, int which, int device) { *value = which == 75 ? 9 : 0; return 0; }
+int cuDeviceGetUuid_v2(unsigned char* uuid, int device) { memset(uuid, 16 + device, 16); return 0; }
 int cuGetErrorString(int status, const char** text) { *text = "system not yet initialized"; return 0; }
 """
 
@@ -60,6 +61,12 @@ def said(check: object) -> str:
 
 def test_what_the_driver_answers_is_read(tmp_path: Path) -> None:
     assert probe(driver(tmp_path)) == Gpu("NVIDIA H200", (9, 0), (13, 2), 141 << 30)
+
+
+def test_each_card_that_is_seen_has_an_identity(tmp_path: Path) -> None:
+    assert identities(driver(tmp_path, count=2)) == ("10" * 16, "11" * 16)
+    (tmp_path / "none").mkdir()
+    assert "sees no GPU" in said(lambda: identities(driver(tmp_path / "none", count=0)))
 
 
 def test_without_a_driver_it_says_what_to_install() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from baton.engine.backends.cuda import warming
 from baton.engine.backends.sequence_checks import require_computable
+from baton.worker.drafts import most_drafts
 
 
 @pytest.mark.parametrize(
@@ -22,10 +23,23 @@ def test_each_padded_size_is_run_once_the_largest_first(sequences: int, wanted: 
 def test_the_steps_can_be_computed_on_the_pages_that_there_are(
     sequences: int, chunk: int, pages: int, context: int
 ) -> None:
-    first, *rest = warming.warm_steps(sequences, chunk, pages, context)
+    first, *rest = warming.warm_steps(sequences, chunk, pages, context, drafts=20)
     for plan in (first, *rest):
         for item in plan.items:
             require_computable(item, 100, pages)
     assert len(first.items[-1].tokens) == min(chunk, context, pages * 16)
     assert all(len(item.sample.history) == context for item in first.items[:-1] if item.sample)
+    most = sequences * (min(16, context) - 1)  # in the one page of each
+    assert sum(len(item.verify) for item in first.items) == min(20, most)
+    assert not any(item.verify for plan in rest for item in plan.items)
     assert [len(plan.items) for plan in rest] == [count for count in warming.sizes(sequences) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("names", "sequences", "drafts"),
+    [("auto", 64, 0), ("none", 64, 0), ("prompt_lookup", 4, 64), ("auto+suffix", 4, 64), ("draft:small", 64, 256)],
+)
+def test_as_many_drafts_are_prepared_for_as_a_step_on_a_card_may_have(
+    names: str, sequences: int, drafts: int
+) -> None:
+    assert most_drafts(names, sequences) == drafts

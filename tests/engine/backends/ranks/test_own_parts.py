@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,13 @@ from baton.engine.adapters.packed import PackedAdapter, PackedPart, pack
 from baton.engine.adapters.part_table import PartTable
 from baton.engine.adapters.reading import room
 from baton.engine.backends.native.adapter_structs import address_of
-from baton.engine.backends.ranks.own_parts import OwnParts
-from baton.engine.program.sites import Site
+from baton.engine.backends.ranks.own_parts import OwnParts, any_copies
+from baton.engine.models import program_for
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.shares import Widths
+from baton.engine.program.sites import Site, adaptable, sites_of
 from baton.kernels.lora.structs import PANEL, panelled, unpack_b
+from tests.conformance.checkpoints import make
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -114,4 +119,18 @@ def test_only_what_begins_inside_a_panel_is_copied() -> None:
     rows = PartTable.of(packed.parts).rows
     parts = [OwnParts(share({"w": ((low, 256),)}, {0: "w"})) for low in (0, 128, 130)]
     assert [of.of(rows, packed.memory).made is None for of in parts] == [True, True, False]
-    assert [of.copies for of in parts] == [False, False, True]
+    assert [of.copies([Site(0, 0, 256, 8)]) for of in parts] == [False, False, True]
+    within = OwnParts(share({"w": ((1, 300),)}, {0: "w"}))  # a part's panels are counted from its own first output
+    assert [within.copies([Site(0, first, 100, 8)]) for first in (0, 1, 2)] == [True, False, False]
+
+
+def test_what_any_rank_copies_counts_though_the_lead_copies_nothing(tmp_path: Path) -> None:
+    """Of 192 rows five ranks have 38 or 39 each, which begin inside panels; the first one's begin at 0."""
+    model = ModelConfig.read(
+        make(tmp_path, "llama2", num_attention_heads=8, num_key_value_heads=8, hidden_size=192)
+    )
+    program, ranks = adaptable(program_for(model)), Widths(5)
+    sites = tuple(sites_of(program).values())
+    assert [OwnParts(ranks.share(program, index)).copies(sites) for index in (0, 1)] == [False, True]
+    assert any_copies(program, ranks)
+    assert not any_copies(program, Widths(1, 1, 2))  # whole layers

@@ -33,7 +33,7 @@ def follow_on_card(spec: RankSpec, lead: socket.socket, received: Receive) -> in
     ``received`` returns the next descriptor and size from the lead.
     """
     try:
-        loaded = load_card(spec.config, spec.index)
+        loaded = load_card(spec.config, spec.index, spec.cards)
     except Exception as error:
         lead.send(msgspec.json.encode(RankReady(error=to_info(error))))
         return 1

@@ -5,12 +5,14 @@ Knows nothing of processes or of the memory that they share.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from baton.engine.backends.cuda.gpu import require
+from baton.engine.backends.cuda.card_locks import TakenCard, take
+from baton.engine.backends.cuda.gpu import identities, require
 from baton.engine.backends.cuda.load import kernels_or_none, lacking, tried
 from baton.engine.backends.cuda.runner import BY_GRAPH
 from baton.engine.backends.ranks.cards.card import Card
@@ -74,8 +76,19 @@ def require_on_cards(config: EngineConfig, model: ModelConfig, program: Program)
     return device
 
 
-def load_card(config: EngineConfig, index: int, half_floats: int = HALF_FLOATS) -> LoadedCard:
-    """Returns rank ``index``'s share of the model on card ``index``, which becomes the calling thread's.
+def take_cards(config: EngineConfig, device: CudaLibrary) -> list[TakenCard]:
+    """Returns the cards of ``config``'s ranks, by rank: the first ones that this process sees and no other worker
+    has. Raises ConfigError if too few are free.
+    """
+    seen = tuple(f"shim-{index}" for index in range(cards(device))) if on_shim() else identities()
+    return take(seen, config.widths.count)
+
+
+def load_card(
+    config: EngineConfig, index: int, places: Sequence[int], half_floats: int = HALF_FLOATS
+) -> LoadedCard:
+    """Returns rank ``index``'s share of the model on its card, which becomes the calling thread's; all ranks' cards
+    have the indices ``places``.
 
     Raises CheckpointError and ConfigError.
     """
@@ -90,17 +103,16 @@ def load_card(config: EngineConfig, index: int, half_floats: int = HALF_FLOATS) 
     )
     own, layout = share(program), layout_for(config.stored_kv_dtype, program.groups)
     try:
-        use_card(device, index)
-        if far := unreachable(device, config.widths.count):
-            text = (
-                f"{config.widths}: card {index} can't write to the memory of card {far[0]} (nvidia-smi topo -p2p w)"
-            )
+        use_card(device, places[index])
+        if far := unreachable(device, places):
+            text = f"{config.widths}: card {places[index]} can't write to the memory of card {far[0]}"
+            text = f"{text} (nvidia-smi topo -p2p w)"
             raise ConfigError(f"{text}; name cards of one NVLink or PCIe domain by CUDA_VISIBLE_DEVICES", "tp")
         _require_right(own, weights, layout, device)
         made = CardProgram(own, weights, device)
         card = Card(made, layout, Rooms(device, half_floats), device)
     except DeviceError as error:
-        text = f"{config.widths}: card {index} doesn't hold its part of the model: {error}"
+        text = f"{config.widths}: card {places[index]} doesn't hold its part of the model: {error}"
         raise ConfigError(f"{text}; use more ranks, or a smaller model", "tp") from error
     return LoadedCard(program, own, weights, fingerprint, card)
 

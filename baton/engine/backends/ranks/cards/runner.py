@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.backends.cuda.card_locks import TakenCard
 from baton.engine.backends.cuda.warming import warm_steps
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.step_runner import StepRunner
@@ -28,7 +29,7 @@ from baton.kernels.collective.native import RankIsLost
 from baton.kernels.cuda.library import DeviceError, on_shim
 from baton.kernels.step.structs import Step
 from baton.protos.channel import HostSender
-from baton.protos.errors import BatonError, RankLost
+from baton.protos.errors import BatonError, ConfigError, RankLost
 from baton.protos.measurements import EngineWork, ExpertRows
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
@@ -37,7 +38,7 @@ class CardRanksRunner(StepRunner):
     """Implements ``Runner`` and ``Ranks`` on several cards, as the lead of ``followers``, whose rooms have the
     handles ``rooms``, by rank from 1 on.
 
-    ``bound_s`` limits the seconds of waiting for another rank.
+    ``bound_s`` limits the seconds of waiting for another rank. The lead's card is ``taken`` until it leaves.
     """
 
     keeps_bits = False  # as on one card
@@ -51,8 +52,10 @@ class CardRanksRunner(StepRunner):
         bound_s: float,
         clock: Callable[[], float] = time.perf_counter,
         work: EngineWork | None = None,
+        taken: TakenCard | None = None,
     ) -> None:
         super().__init__(spec, loaded.card.program, clock, work)
+        self._taken = taken
         self._card, self._followers = loaded.card, followers
         self._count = loaded.own.rank.count
         self._memory = SharedMemory.create(card_sizes(loaded.own, self._rope.width))
@@ -104,6 +107,8 @@ class CardRanksRunner(StepRunner):
         """Ends the processes of the other ranks, and frees the lead's card."""
         self._followers.leave(lambda: dismiss(self._ranks))
         self._card.close()
+        if self._taken is not None:
+            self._taken.release()
 
     def pids(self) -> list[int]:
         """Returns the process ids of the other ranks."""
@@ -113,18 +118,26 @@ class CardRanksRunner(StepRunner):
         """Returns the numbers of steps and pages on the lead's card, as ``Card.counts``."""
         return self._card.counts()
 
-    def warm(self, sequences: int, chunk: int) -> None:
-        """Grows the cards' workspaces to what a step of ``sequences`` decodes and ``chunk`` tokens of a prompt
-        needs, and captures the graphs of up to ``sequences`` decodes. No page may be in use.
+    def warm(self, sequences: int, chunk: int, drafts: int = 0) -> None:
+        """Grows the cards' workspaces to what a step of ``sequences`` decodes, ``drafts`` drafts and ``chunk``
+        tokens of a prompt needs, and captures the graphs of up to ``sequences`` decodes. No page may be in use.
+        Raises ConfigError if the lead's card has too little memory, and RankLost.
         """
         if not self.warms:
             return
         context = min(self.spec.max_model_len, self._pages * BLOCK_TOKENS)
-        with torch.inference_mode():
-            for plan in warm_steps(sequences, chunk, self._pages, context):
-                batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
-                batch.reach = context
-                self._launch(batch, [])
+        try:
+            with torch.inference_mode():
+                for plan in warm_steps(sequences, chunk, self._pages, context, drafts):
+                    batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
+                    batch.reach = context
+                    self._launch(batch, [])
+        except RankLost as error:
+            if not isinstance(error.__cause__, DeviceError):
+                raise
+            text = f"a card has no room for a step of {sequences} sequences, {drafts} drafts and {chunk} tokens"
+            text = f"{text}: {error.__cause__}; lower worker.max_batch or the memory for KV"
+            raise ConfigError(text, "max_batch") from error
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
         brought = self._resident.missing(plan.items)

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.engine.backends.cuda.card_locks import take
 from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.backends.ranks.cards import load as cards_load
 from baton.engine.backends.ranks.cards.runner import CardRanksRunner
@@ -113,6 +115,18 @@ def test_a_follower_that_cannot_use_the_pages_ends_the_start(model: Path) -> Non
             ranks.open_pages(memory.fd, 2 * memory.bytes)  # more than there are
 
 
+def test_a_cards_pages_take_the_memory_that_they_have_and_no_more(model: Path) -> None:
+    with on_cards(model) as ranks:
+        memory = PageMemory.create(4096, ranks.spec.layout.page_bytes)
+        device = library.device()
+        assert device is not None
+        before = device.allocate(16 << 20)  # behind all gaps, as what comes next
+        ranks.bind(memory.view(), 4096)
+        after = device.allocate(16 << 20)
+        own = memory.bytes // 2  # the heads of one of two ranks
+        assert own <= after - before - (16 << 20) <= own + (64 << 10)
+
+
 def step(seq: int, tokens: list[int], start: int, pages: list[int]) -> StepPlan:
     return StepPlan((SequenceStep(seq, tokens, start, pages, targets=[*tokens[1:], 0], pool=True),))
 
@@ -185,6 +199,11 @@ def test_a_step_that_fails_on_a_card_is_a_rank_that_is_lost(model: Path, monkeyp
             raise library.DeviceError("session_run: out of memory (status 2)")
 
         monkeypatch.setattr(runner._card, "run", fail)
+        runner.warms = True
+        with pytest.raises(
+            ConfigError, match=r"no room for a step of 4 sequences, 9 drafts and 8 tokens: .* memory"
+        ):
+            runner.warm(4, 8, 9)
         with pytest.raises(RankLost, match=r"rank 0: the step failed on its card: session_run: out of memory"):
             driver.answer(PROMPTS, GREEDY)
 
@@ -211,7 +230,22 @@ def test_what_ranks_on_cards_cannot_do_is_refused_by_name_before_a_process_start
     refused(model, "ranks on cards need the engine's own kernels", tp=2)
 
 
+def test_each_worker_takes_cards_of_its_own_and_is_refused_where_too_few_are_free(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cards_load, "cards", lambda device: 5)
+    monkeypatch.setattr(cards_load, "take", partial(take, patience_s=0, folder=tmp_path))
+    used, use = list[int](), cards_load.use_card
+    monkeypatch.setattr(cards_load, "use_card", lambda device, index: (used.append(index), use(device, index)))
+    with on_cards(model):
+        with on_cards(model):
+            assert used == [0, 2]  # of the leads; their followers have 1 and 3
+            refused(model, "tp is 2: .* of the 5 .* other workers have 4 .card 0: process", tp=2)
+        with on_cards(model):
+            assert used == [0, 2, 2]
+
+
 def test_cards_that_cannot_write_to_one_another_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards_load, "unreachable", lambda device, count: [1])
+    monkeypatch.setattr(cards_load, "unreachable", lambda device, indices: [1])
     with pytest.raises(ConfigError, match=r"tp is 2: card 0 can't write to the memory of card 1"):
-        cards_load.load_card(config(model, tp=2), 0)
+        cards_load.load_card(config(model, tp=2), 0, (0, 1))
