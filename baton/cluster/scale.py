@@ -101,6 +101,28 @@ async def begin(
     return asked
 
 
+class NumbersInForce:
+    """Follows the numbers of workers that are in force, for one process that places workers.
+
+    A Redis that lost them is told again.
+    """
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._redis, self._namespace = redis, namespace
+        self._planned: ScaleRequest | None = None  # what Redis was told that the configuration says
+        self._asked: ScaleRequest | None = None
+
+    async def look(self, planned: ScaleRequest) -> ScaleRequest:
+        """Returns the numbers in force; ``planned`` are the configuration's now. Raises RedisError, OSError."""
+        same = planned == self._planned
+        asked = await read(self._redis, self._namespace) if same else None
+        if asked is None:
+            now = self._asked if same else None
+            asked, self._planned = await begin(self._redis, self._namespace, planned, now), planned
+        self._asked = asked
+        return asked
+
+
 def forget_scale(url: str, namespace: str) -> None:
     """Deletes the request left by an earlier cluster of this namespace; ignores a Redis that is away."""
     with contextlib.suppress(RedisError, OSError), blocking.Redis.from_url(url, socket_timeout=2.0) as client:

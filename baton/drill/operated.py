@@ -1,4 +1,4 @@
-"""Makes a drawn scenario one in which somebody keeps prefixes.
+"""Makes a drawn scenario one in which somebody keeps prefixes, or adds and removes workers.
 
 Knows nothing of what is usual. Each draws from randomness of its own, so that the rest of a scenario stays.
 """
@@ -9,7 +9,7 @@ import random
 
 import msgspec
 
-from baton.drill.scenario import PrefixPin, Scenario
+from baton.drill.scenario import PrefixPin, ScaleChange, Scenario
 from baton.drill.specials import tokens_of
 
 MOST_PINNED = 300  # tokens of a prefix
@@ -38,4 +38,33 @@ def _pin(rng: random.Random, scenario: Scenario, span: float) -> PrefixPin:
         leaves_as_pinned=rng.random() < 0.7,
         unpin_after=rng.uniform(0.0, 5.0) if rng.random() < 0.3 else None,
         unpin_router=rng.randrange(scenario.routers),
+    )
+
+
+def with_scales(scenario: Scenario, span: float, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with a placer of which operators, or the controller, ask for other
+    numbers of workers. It dies in some, or has no room for all.
+    """
+    rng = random.Random(f"scales {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+    adds = scenario.controller and rng.random() < 0.7
+    scales = [
+        ScaleChange(
+            rng.uniform(0.0, span), rng.randint(1, scenario.prefill + 1), rng.randint(1, scenario.decode + 1)
+        )
+        for _ in range(rng.choice((0, 1)) if adds else rng.randint(1, 4))
+    ]
+    workers = scenario.prefill + scenario.decode
+    dies = [rng.uniform(0.0, span) for _ in range(rng.choice((0, 0, 1, 2)))]
+    # An operator who turns roles while others remove workers may leave a role to nobody.
+    faults = tuple(fault for fault in scenario.faults if fault.kind not in ("role", "ratio"))
+    return msgspec.structs.replace(
+        scenario,
+        placed=True,
+        scales=tuple(sorted(scales, key=lambda change: change.at)),
+        placer_dies=tuple(sorted(dies)),
+        room=workers + 1 if rng.random() < 0.2 else 0,
+        most_workers=workers + 2 if adds else 0,
+        faults=faults,
     )

@@ -143,7 +143,7 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 30
     ``fails`` is called at most ``most`` times.
     """
     tries = 0
-    for field in ("faults", "requests", "batches", "adapters", "pins"):
+    for field in ("faults", "requests", "batches", "adapters", "pins", "scales", "placer_dies"):
         size = max(1, len(getattr(scenario, field)) // 2)
         while size and tries < most:
             at, parts = 0, list(getattr(scenario, field))

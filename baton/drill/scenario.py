@@ -24,6 +24,19 @@ FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 # Faults that delay the word that a client left.
 HINDERING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow")
 ENDING = ("kill", "engine_dies", "leave")  # faults that end a worker, and hinder nobody else
+# Faults beside which a worker that is told to stop has left in time, because nothing keeps it from its peers.
+LETS_LEAVE = (
+    *ENDING,
+    "stuck",
+    "slow",
+    "router_dies",
+    "weights",
+    "hold",
+    "role",
+    "ratio",
+    "index_lies",
+    "tier_fails",
+)
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
 Phase = Literal["", "reading", "admitted", "receiving", "writing"]
 PHASES: tuple[Phase, ...] = ("reading", "admitted", "receiving", "writing")
@@ -135,6 +148,14 @@ class PrefixPin(msgspec.Struct, frozen=True):
     unpin_router: int = 0  # index of the router that is asked for that
 
 
+class ScaleChange(msgspec.Struct, frozen=True):
+    """An operator's wish, ``at`` seconds after the start, for other numbers of workers."""
+
+    at: float
+    prefill: int
+    decode: int
+
+
 class PageKind(NamedTuple):
     """Says how a worker keeps KV: whether layers with a window have ``own`` pages, and the tokens of a page."""
 
@@ -172,13 +193,25 @@ class Scenario(msgspec.Struct, frozen=True):
     sight: Sight = Sight()  # what the model's layers see
     page_kinds: tuple[PageKind, ...] = ()  # of which workers of a role keep KV in turn; none: plain pages
     pins: tuple[PrefixPin, ...] = ()  # by time
+    placed: bool = False  # whether a placer runs the workers that are asked for
+    scales: tuple[ScaleChange, ...] = ()  # by time
+    placer_dies: tuple[float, ...] = ()  # seconds after the start
+    room: int = 0  # workers that the placer has room for; 0: for all
+    most_workers: int = 0  # up to which the controller adds some; 0: it adds and removes none
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Returns how many (prefill, decode) workers there are at most."""
+        prefill = max([self.prefill] + [change.prefill for change in self.scales])
+        decode = max([self.decode] + [change.decode for change in self.scales])
+        return max(prefill, self.most_workers), max(decode, self.most_workers)
 
     @property
     def ends_at(self) -> float:
         """Returns the time, in seconds, at which the last request has come and the last fault is over."""
         times = [r.at for r in self.requests] + [f.ends_at for f in self.faults]
         times += [change.at for change in self.adapters]
-        times += [pin.at for pin in self.pins]
+        times += [pin.at for pin in self.pins] + [change.at for change in self.scales] + list(self.placer_dies)
         return max(times, default=0.0)
 
     @property
@@ -187,7 +220,12 @@ class Scenario(msgspec.Struct, frozen=True):
         fail.
         """
         ending = [fault.kind in ENDING for fault in self.faults]
-        return all(ending) and len(ending) < DispatchSettings().max_attempts
+        return not self.placed and all(ending) and len(ending) < DispatchSettings().max_attempts
+
+    @property
+    def lets_leave(self) -> bool:
+        """Returns whether nothing may keep a worker that is told to stop from leaving in time."""
+        return all(fault.kind in LETS_LEAVE for fault in self.faults)
 
     @property
     def heard_s(self) -> float:
@@ -205,6 +243,7 @@ class Size(msgspec.Struct, frozen=True):
     seconds: float = 20.0  # in which requests and faults come
     kinds: tuple[FaultKind, ...] = FAULTS  # faults to draw from
     adapted: float = 0.15  # share of scenarios with adapters
+    scaled: float = 0.15  # share of scenarios in which operators, or the controller, add and remove workers
     pinned: float = 0.15  # share of scenarios in which clients pin prefixes
     http: float = 0.2  # share of scenarios with requests over HTTP
     chats: float = 0.4  # share of the requests for text over HTTP that are chats

@@ -26,6 +26,7 @@ from baton.drill.parts.batches import BatchClients
 from baton.drill.parts.clients import Clients
 from baton.drill.parts.operators import AdapterOperators
 from baton.drill.parts.pins import PinClients
+from baton.drill.parts.placer import SimulatedPlacer
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import EPOCH_S, SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
@@ -60,6 +61,7 @@ JUSTIFIED: Mapping[FaultKind, str] = {
 REACHED = (*ENDING, "weights", "index_lies", "tier_fails", "cancel_again", "hold", "role", "ratio")
 LATEST = 1.2  # times its time that a pin lasts at most, by a clock that drifts
 PROBES_FROM = 1_000_000  # numbers of the requests that are asked at rest
+PLACED_S = 20.0  # seconds after which workers that were asked for have come, and others have left
 PROBE_S = 30.0  # seconds within which one of them is answered
 PROBED_S = 2.0  # seconds after which nothing of them is left
 PATIENT_TTL_S = 30.0  # seconds of a lease below which a busy prefill worker may let one run out
@@ -76,7 +78,7 @@ class World:
         loop.coverage = self.coverage
         halt = loop.halt if first_only else lambda: None
         self.judge = Judge(
-            bool(scenario.faults) or scenario.pages < 100,
+            bool(scenario.faults) or scenario.pages < 100 or scenario.placed,
             scenario.requests,
             halt,
             scenario.spares_requests,
@@ -100,7 +102,8 @@ class World:
         loop.set_task_factory(owning_factory)
         loop.set_exception_handler(self._unhandled)
         self.redis = SimulatedRedis(self.network, EPOCH_S)
-        roles = [("prefill", i) for i in range(own.prefill)] + [("decode", i) for i in range(own.decode)]
+        prefill, decode = own.slots
+        roles = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(decode)]
         departed: Departed = {}
         fairness, aims = FairnessWitness(), Aims()
         witnesses = Witnesses(self.judge.violated, {}, departed, fairness, self._pinned)
@@ -127,7 +130,10 @@ class World:
             SimulatedRouter(f"router-{i}", own, self.network, self.judge.violated, self.tell)
             for i in range(own.routers)
         ]
-        for worker in self.workers.values():
+        self.placer = SimulatedPlacer(own, self.workers, self.network, self.judge.violated, self.tell)
+        if own.placed:
+            self.placer.start()
+        for worker in self.workers.values() if not own.placed else ():
             worker.start()
         for router in self.routers:
             router.start()
@@ -140,6 +146,7 @@ class World:
             self.pins = PinClients(self.routers, self.workers, self.judge.violated, self.tell)
         await self._play(clients, aims, loop.time())
         await self._let_pins_go()
+        await self._hold_numbers()
         await asyncio.sleep(REST_S + own.lease_ttl_s + self._slots_kept())
         for unfair in fairness.unfair():
             self.judge.violated(unfair)
@@ -163,7 +170,10 @@ class World:
         bringing = [asyncio.ensure_future(batches.bring(i, batch, began)) for i, batch in enumerate(own.batches)]
         pinning = asyncio.ensure_future(self.pins.play(own.pins, began)) if self.pins else None
         playing = [asyncio.ensure_future(faults.play(fault, began)) for fault in own.faults]
-        await asyncio.gather(*playing)
+        scaling = [asyncio.ensure_future(self.placer.scale(change, began)) for change in own.scales]
+        for at in own.placer_dies:
+            self.loop.call_later(at, self.placer.kill)
+        await asyncio.gather(*playing, *scaling)
         await faults.put_all_back()
         await self._all_end(asking, began)
         if changing is not None:
@@ -219,6 +229,17 @@ class World:
 
     # ---- at rest ----
 
+    async def _hold_numbers(self) -> None:
+        """Has controllers that add and remove workers stop, and checks that those are placed that are asked for."""
+        own = self.scenario
+        if not own.placed:
+            return
+        await self.placer.advise_only()
+        await asyncio.sleep(PLACED_S)
+        kept = {fault.kind for fault in own.faults}.isdisjoint(UNCOUNTED | {"torn"})
+        for what in self.placer.unrest(kept):
+            self.judge.violated(f"at rest: {what}")
+
     async def _probe(self, clients: Clients) -> None:
         """Sends each router one more request, which must be answered now that all faults are over."""
         roles = {worker.life.role for worker in self.workers.values() if worker.life is not None}
@@ -241,14 +262,16 @@ class World:
         await asyncio.sleep(PROBED_S)
 
     def _at_rest(self) -> None:
-        kinds = {fault.kind for fault in self.scenario.faults}
+        own = self.scenario
+        kinds = {fault.kind for fault in own.faults}
         away = kinds.intersection(UNCOUNTED) or any(f.other == REDIS for f in self.scenario.faults)
         if not away and self.scenario.delay_s < FAR_S:
             self.judge.rates_held(self.scenario.requests_per_min)
         sweeping = self.scenario.lease_ttl_s < PATIENT_TTL_S or kinds.intersection(SWEEPING)
         for worker in self.workers.values():
             if worker.life is None:
-                self.judge.violated(f"at rest: nobody serves {worker.slot}")
+                if worker.placed or not own.placed:
+                    self.judge.violated(f"at rest: nobody serves {worker.slot}")
                 continue
             for what in worker.life.unrest():
                 self.judge.violated(f"at rest: {what}")
@@ -261,6 +284,7 @@ class World:
                 self.judge.violated(f"at rest: {what}")
 
     async def _end(self) -> None:
+        self.placer.stop()
         for worker in self.workers.values():
             worker.stop()
         for router in self.routers:

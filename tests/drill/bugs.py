@@ -23,12 +23,14 @@ USUAL = Size(
     chats=0.0,
     paged=0.0,
     pinned=0.0,
+    scaled=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
 CHATTING = msgspec.structs.replace(USUAL, http=1.0, chats=0.9)
 DRAFTED = msgspec.structs.replace(USUAL, drafted=1.0)
 PINNED = msgspec.structs.replace(USUAL, pinned=1.0, flooded=0.0)
+SCALED = msgspec.structs.replace(USUAL, scaled=1.0, flooded=0.0)
 PAGED = msgspec.structs.replace(USUAL, paged=1.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
@@ -577,5 +579,21 @@ BUGS = (
         "self._new_id().replace('.', '-')",
         size=PINNED,
         faults=("role", "ratio"),
+    ),
+    Bug(
+        "a Redis that lost the numbers of workers is told the configuration's",
+        "cluster/scale.py",
+        "            now = self._asked if same else None",
+        "            now = None",
+        size=SCALED,
+        faults=("redis_flushed", "redis_restarts"),
+    ),
+    Bug(
+        "a drain waits for ever",
+        "worker/control.py",
+        "while self._service.active and asyncio.get_running_loop().time() < deadline:  # noqa",
+        "while self._service.active and deadline:  # noqa",
+        size=msgspec.structs.replace(SMALL, aimed=1.0),
+        faults=("leave",),
     ),
 )

@@ -72,15 +72,20 @@ RESTART_S = 1.0  # seconds after which a router that died serves again
 
 
 @cache
-def controlled() -> BatonConfig:
-    """Returns the configuration of a cluster whose controller decides every second and readily changes workers'
-    roles.
+def controlled(prefill: int, decode: int, most_workers: int) -> BatonConfig:
+    """Returns the configuration of a cluster whose controller decides every second, and readily changes workers'
+    roles. It adds some up to ``most_workers`` (0: none), and removes some.
     """
     eager = {
         "mode": "auto", "interval_s": 1.0, "window_s": 5.0, "ttft_s": 0.2, "tpot_s": 0.02, "high": 0.2, "low": 0.1,
         "least_gain": 0.0, "confirm": 1, "cooldown_s": 2.0, "horizon_s": 10.0, "error_bound": 100.0, "dial_s": 0.0,
     }  # fmt: skip
-    return BatonConfig.model_validate({"controller": eager, "cluster": {"namespace": NAMESPACE}})
+    added = {
+        "most_workers": most_workers, "scale_confirm": 1, "scale_down_looks": 3, "scale_cooldown_s": 2.0,
+        "payback_s": 4.0, "start_s": 1.0,
+    }  # fmt: skip
+    cluster = {"namespace": NAMESPACE, "prefill": prefill, "decode": decode, "start_timeout_s": 10.0}
+    return BatonConfig.model_validate({"controller": eager | added, "cluster": cluster})
 
 
 class RouterParts(msgspec.Struct, frozen=True):
@@ -220,7 +225,10 @@ class SimulatedRouter:
                 await stack.enter_async_context(
                     pushing_traffic(meter, TrafficStore(redis, NAMESPACE), core.decisions)
                 )
-                advice, set_up = AdviceStore(redis, NAMESPACE), controlled()
+                advice, set_up = (
+                    AdviceStore(redis, NAMESPACE),
+                    controlled(own.prefill, own.decode, own.most_workers),
+                )
                 await stack.enter_async_context(
                     controlling(
                         set_up, redis, given.router_id, core.roles, roster, advice, given.metrics, wall_clock

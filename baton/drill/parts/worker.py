@@ -7,7 +7,9 @@ membership for one role after another, and shuts down in order. The slot then st
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
+import math
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -58,6 +60,7 @@ BEAT_S = 1.0  # seconds between two heartbeats, and between two looks of a route
 RESTART_S = 1.0  # seconds after which a worker that ended is started again
 STALL_S = 4.0  # seconds of an engine's silence after which its worker is not serving; it is ended after twice that
 HANG_UP_S = 1.0  # seconds for what is queued for routers as a role ends
+LEAVE_S = 6.0  # seconds within which a worker that is told to stop has left: its grace, and some to say so
 CHANGE_S = 5.0  # seconds after which a change of role failed
 Tell = Callable[[str, str], None]  # who, and what happened
 
@@ -96,13 +99,29 @@ class SimulatedWorker:
         self.dead: list[Life] = []
         self.held_back_until = self.wall_ahead_s = 0.0
         self._living: asyncio.Task[None] | None = None
+        self.placed = False
 
     def start(self) -> None:
         """Starts the first life; from now on each life is followed by the next."""
-        self._living = asyncio.ensure_future(self._live())
+        self.placed = True
+        if self._living is None or self._living.done():
+            nobodys = contextvars.Context()  # whoever starts it may end before it
+            self._living = asyncio.get_running_loop().create_task(self._live(), context=nobodys)
+
+    def place(self, role: str) -> None:
+        """Starts the worker as one of ``role``; one that still drains is started again once it has left."""
+        self.role = role
+        self.start()
+
+    def displace(self) -> None:
+        """Has the present life drain and leave, and starts no other."""
+        self.placed = False
+        if self.life is not None:
+            self.life.stop.set()
 
     def stop(self) -> None:
         """Kills the present life, and starts no other."""
+        self.placed = False
         if self._living is not None:
             self._living.cancel()
         self.kill()
@@ -118,7 +137,7 @@ class SimulatedWorker:
             damage(self.disks / self.slot, self.rng)
 
     async def _live(self) -> None:
-        while True:
+        while self.placed:
             self.life = life = Life(self, next(self._lives))
             self.tell(self.slot, f"starts as {life.incarnation}")
             why = await life.begin()
@@ -143,6 +162,7 @@ class Life:
         self._held: tuple[bytes, ...] = ()
         self._change: RoleSwitch | None = None
         self._disk: DiskTier | None = None
+        self._told_at = math.inf  # loop time at which it was told to stop
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         witness = EngineWitness(
             self.process.name,
@@ -286,6 +306,7 @@ class Life:
             self.role, self.incarnation = runtime.next_role, self._change.incarnation
             return ""
         if not runtime.engine_lost:
+            self._told_at = asyncio.get_running_loop().time()
             await runtime.leave(self._spec().server.drain_grace_s, member)
             await member.depart("drained", "told to stop; it drained")
             return "drained"
@@ -340,6 +361,9 @@ class Life:
     # ---- its end ----
 
     def _over(self, task: asyncio.Task[str]) -> None:
+        took = self.worker.clock.now() - self._told_at
+        if took > LEAVE_S and self.worker.scenario.lets_leave:
+            self.worker.witnesses.violated(f"{self.process.name} left {took:.1f} s after it was told to stop")
         if task.cancelled():
             self._end("killed")
         elif (error := task.exception()) is not None:

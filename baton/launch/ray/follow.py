@@ -12,12 +12,11 @@ import logging
 import threading
 from pathlib import Path
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.cluster.config import BatonConfig, ClusterConfig, load_config
 from baton.cluster.membership import connect
-from baton.cluster.scale import ScaleRequest, begin, read
+from baton.cluster.scale import NumbersInForce, ScaleRequest
 from baton.cluster.store.redis_url import masked
 from baton.protos.errors import ConfigError
 
@@ -33,8 +32,6 @@ class ScaleFollower:
     def __init__(self, config: BatonConfig, config_file: str = "") -> None:
         self._config, self._file = config, Path(config_file) if config_file else None
         self._read = self._text()
-        self._planned: ScaleRequest | None = None  # what Redis was told that the config says
-        self._asked: ScaleRequest | None = None
         self._given: BatonConfig | None = None
         self._latest: BatonConfig | None = None
         self._is_away = False
@@ -62,11 +59,12 @@ class ScaleFollower:
 
     async def _watch(self) -> None:
         redis = connect(self._config.redis.url) if self._config.redis.url else None
+        follow = None if redis is None else NumbersInForce(redis, self._config.cluster.namespace)
         try:
             while not self._over.is_set():
                 self._reread()
                 try:
-                    self._give(await self._numbers(redis) if redis is not None else None)
+                    self._give(None if follow is None else await follow.look(self._of_config()))
                     self._is_away = False
                 except (RedisError, OSError) as error:
                     self._miss(error)
@@ -74,16 +72,6 @@ class ScaleFollower:
         finally:
             if redis is not None:
                 await redis.aclose()
-
-    async def _numbers(self, redis: Redis) -> ScaleRequest:
-        """Returns the numbers of workers that are in force. A Redis that lost it is told again."""
-        planned, namespace = self._of_config(), self._config.cluster.namespace
-        asked = await read(redis, namespace) if planned == self._planned else None
-        if asked is None:
-            now = self._asked if planned == self._planned else None
-            asked, self._planned = await begin(redis, namespace, planned, now), planned
-        self._asked = asked
-        return asked
 
     def _of_config(self) -> ScaleRequest:
         cluster = self._config.cluster
