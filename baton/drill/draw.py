@@ -38,6 +38,7 @@ from baton.drill.specials import (
     with_drafts,
     with_http,
     with_pages,
+    with_surfaces,
 )
 from baton.protos.nouns import Grammar, Sampling
 
@@ -110,6 +111,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     for special in specials:
         drawn = special(drawn, span)
     drawn = with_chats(with_http(with_adapters(drawn, span, size.adapted), size.http), size.chats)
+    drawn = with_surfaces(drawn, size.surfaces)
     drawn = with_pages(with_drafts(with_disk(drawn, size.disked), size.drafted), size.paged)
     return with_scales(with_pins(drawn, span, size.pinned), span, size.scaled)
 

@@ -192,6 +192,7 @@ PLAIN: dict[str, object] = {
     "adapter": "",
     "stops": (),
     "over_http": "",
+    "over_grpc": False,
     "n": 1,
     "cancels": (),
     "read_pause": 0.0,
@@ -201,7 +202,7 @@ PLAIN: dict[str, object] = {
 # Steps by which a run gets easier to read; each is tried on what the steps before it have left.
 SIMPLER = (
     _plain(**PLAIN),
-    _plain(messages=(), tools="", thinks=False, anthropic=False),
+    _plain(messages=(), tools="", thinks=False, anthropic=False, responses=False),
     *(_plain(**{field: value}) for field, value in PLAIN.items()),
     *(
         _with(**{field: value})

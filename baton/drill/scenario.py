@@ -87,6 +87,8 @@ class Request(msgspec.Struct, frozen=True):
     tools: Tools = ""  # how the client of a chat offers tools
     thinks: bool = False  # whether the prompt of a chat ends within a thought
     anthropic: bool = False  # whether a chat is asked as Anthropic's clients ask
+    responses: bool = False  # whether a chat is asked as clients of OpenAI's Responses API ask
+    over_grpc: bool = False  # whether text is asked over gRPC instead of HTTP
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -246,6 +248,7 @@ class Size(msgspec.Struct, frozen=True):
     scaled: float = 0.15  # share of scenarios in which operators, or the controller, add and remove workers
     pinned: float = 0.15  # share of scenarios in which clients pin prefixes
     http: float = 0.2  # share of scenarios with requests over HTTP
+    surfaces: float = 0.4  # share of them, where others can ask so, that go over gRPC or the Responses API
     chats: float = 0.4  # share of the requests for text over HTTP that are chats
     aimed: float = 0.6  # share of faults that come soon after a request or while a worker is at it
     pressed: float = 0.15  # share of scenarios with so many requests on so few pages that sequences are preempted

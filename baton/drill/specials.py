@@ -161,6 +161,24 @@ def _chat(rng: random.Random, request: Request, head: str) -> Request:
     return msgspec.structs.replace(request, **changed)
 
 
+def with_surfaces(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario`` with ``share`` of its requests for text over gRPC, or the Responses API, as far as these
+    have what they ask for.
+    """
+    rng = random.Random(f"surfaces {scenario.seed}")
+
+    def other(request: Request) -> Request:
+        own = request.sampling
+        if not request.over_http or own.pooling or request.anthropic or rng.random() >= share:
+            return request
+        if not request.messages:  # over gRPC a key alone names a tenant
+            return request if request.tenant else msgspec.structs.replace(request, over_grpc=True)
+        plain = request.n == 1 and own.logprobs is None
+        return msgspec.structs.replace(request, responses=plain)
+
+    return msgspec.structs.replace(scenario, requests=tuple(map(other, scenario.requests)))
+
+
 def _words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choice(("river", "so", "é", "<tool_call>", "7")) for _ in range(count))
 

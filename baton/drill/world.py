@@ -139,7 +139,15 @@ class World:
             router.start()
         await self._until_up()
         clients = Clients(
-            self.routers, self.judge, self.tell, own.requests_per_min, departed, fairness, own.delay_s, ledger
+            self.routers,
+            self.judge,
+            self.tell,
+            own.requests_per_min,
+            departed,
+            fairness,
+            own.delay_s,
+            ledger,
+            self.network,
         )
         self.operators = AdapterOperators(files, ledger, self.routers, self.tell) if files else None
         if own.pins:

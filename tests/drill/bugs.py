@@ -24,12 +24,14 @@ USUAL = Size(
     paged=0.0,
     pinned=0.0,
     scaled=0.0,
+    surfaces=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
 CHATTING = msgspec.structs.replace(USUAL, http=1.0, chats=0.9)
 DRAFTED = msgspec.structs.replace(USUAL, drafted=1.0)
 PINNED = msgspec.structs.replace(USUAL, pinned=1.0, flooded=0.0)
+SURFACES = msgspec.structs.replace(USUAL, http=1.0, chats=0.5, surfaces=1.0)
 SCALED = msgspec.structs.replace(USUAL, scaled=1.0, flooded=0.0)
 PAGED = msgspec.structs.replace(USUAL, paged=1.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
@@ -595,5 +597,33 @@ BUGS = (
         "while self._service.active and deadline:  # noqa",
         size=msgspec.structs.replace(SMALL, aimed=1.0),
         faults=("leave",),
+    ),
+    Bug(
+        "every chunk of a stream over gRPC has the usage",
+        "router/api/grpc/service.py",
+        "usage=None if left else _usage(answer)",
+        "usage=_usage(answer)",
+        size=SURFACES,
+    ),
+    Bug(
+        "the adapter that a call over gRPC names is forgotten",
+        "router/api/grpc/service.py",
+        "self._service.catalog.resolve(request.model, request.adapter)",
+        "self._service.catalog.resolve(request.model)",
+        size=msgspec.structs.replace(SURFACES, adapted=1.0),
+    ),
+    Bug(
+        "an item of a response isn't done before the next one begins",
+        "router/api/responses/shape.py",
+        "        yield from self._close()\n        self._open =",
+        "        self._open =",
+        size=SURFACES,
+    ),
+    Bug(
+        "what may be the beginning of a mark is lost at a response's end",
+        "router/api/responses/shape.py",
+        "            for delta in self._reader.flush():",
+        "            for delta in ():",
+        size=SURFACES,
     ),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
-from baton.drill.checks import chat, messages, text
+from baton.drill.checks import chat, messages, responses, text
 from baton.drill.language import oracle
 from baton.drill.scenario import PrefixPin, Request
 from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 OF_ADAPTERS = {
     "model_not_found", "weights_gone", "adapter_not_loaded", "adapters_full", "no_worker", "unavailable",
 }  # fmt: skip
+
+
+# Ends of a gRPC call that no handler chose: its connection, its time, or the server that stops.
+UNTYPED = {"status UNAVAILABLE", "status CANCELLED", "status DEADLINE_EXCEEDED"}
 
 
 class Judge:
@@ -133,6 +137,19 @@ class Judge:
             self.violated(f"{name}: {said}")
         return "complete"
 
+    def replied_over_grpc(self, request: Request, reply: text.TextReply) -> str:
+        """Compares a whole reply over gRPC with the oracle's; returns its error's code, "complete" for none."""
+        name = f"request {request.number}"
+        if reply.error:
+            self._failed_over_http(request, reply.error)
+            if reply.error.startswith("status ") and reply.error not in UNTYPED:
+                self.violated(f"{name}: ended with {reply.error}, which is no typed error")
+            return reply.error
+        self.answered += request.n
+        for said in self._wrong_over_http(request, reply, b""):
+            self.violated(f"{name}: {said}")
+        return "complete"
+
     def _wrong_over_http(
         self, request: Request, reply: text.TextReply | chat.ChatReply | None, body: bytes
     ) -> Iterator[str]:
@@ -212,6 +229,8 @@ class Judge:
 def _read(request: Request, body: bytes) -> text.TextReply | chat.ChatReply:
     if request.anthropic:
         return messages.read_messages(request, body)
+    if request.responses:
+        return responses.read_responses(request, body)
     return chat.read_chat(request, body) if request.messages else text.read(request, body)
 
 

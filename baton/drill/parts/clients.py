@@ -13,11 +13,13 @@ from contextlib import suppress
 
 from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.fairness import FairnessWitness, Wait
-from baton.drill.checks.judge import Judge
+from baton.drill.checks.judge import UNTYPED, Judge
 from baton.drill.checks.watch import Departed
 from baton.drill.loop import seeded_loop
 from baton.drill.machines.clock import CLOCK
+from baton.drill.machines.network import Network
 from baton.drill.parts.engine import MODEL_ID
+from baton.drill.parts.grpc_calls import GrpcCall
 from baton.drill.parts.http import NUMBER, HttpCall, asked_over_http
 from baton.drill.parts.router import RouterParts, SimulatedRouter
 from baton.drill.scenario import FLOODING, Request
@@ -50,7 +52,9 @@ class Clients:
         fairness: FairnessWitness | None = None,
         delay_s: float = 0.0,
         ledger: AdapterLedger | None = None,
+        network: Network | None = None,
     ) -> None:
+        self._network = network
         self._ledger = ledger
         self._fairness, self._way_s = fairness or FairnessWitness(), WAY_S + WAY_DELAYS * delay_s
         self._routers, self._judge, self._tell, self._per_min = routers, judge, tell, requests_per_min
@@ -64,13 +68,17 @@ class Clients:
         """
         router = self._routers[request.router]
         await asyncio.sleep(began + request.at - seeded_loop().true_time())
-        here = CLOCK.set(router.clock)  # what it runs of the router keeps the router's time
+        # What it runs of the router keeps the router's time.
+        here = CLOCK.set(None if request.over_grpc else router.clock)
         try:
             await self._ask(router, request, f"client {request.number}")
         finally:
             CLOCK.reset(here)
 
     async def _ask(self, router: SimulatedRouter, request: Request, name: str) -> None:
+        if request.over_grpc:
+            await self._ask_over_grpc(router, request, name)
+            return
         if request.over_http:
             await self._ask_for_text(router, request, name)
             return
@@ -132,6 +140,31 @@ class Clients:
         else:
             self._over(request, call, replying.exception(), loop.time() - began)
 
+    async def _ask_over_grpc(self, router: SimulatedRouter, request: Request, name: str) -> None:
+        """Asks over gRPC from a process of its own, and has the judge read the reply, unless the client left."""
+        try:
+            parts = await self._up(router)
+            with suppress(BatonError):
+                await self._adapter(parts, request)
+        except TimeoutError:
+            self._judge.refused(request, TimeoutError())
+            return
+        assert self._network is not None
+        self._tell(name, f"asks over gRPC for {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
+        call, process = GrpcCall(self._network, router.name, request), router.process
+        for after in request.cancels[:1]:
+            seeded_loop().call_later(after, self._hangs_up, request, call)
+        reply = await call.play()
+        for choice in range(request.n):
+            self._departs(request, choice)
+        if call.left.is_set() or (reply.error in UNTYPED and not process.alive):
+            self._judge.lost()
+            self._tell(
+                name, f"{'left' if call.left.is_set() else 'lost its router'} after {len(call.chunks)} messages"
+            )
+        else:
+            self._tell(name, f"{self._judge.replied_over_grpc(request, reply)}")
+
     def _over(self, request: Request, call: HttpCall, error: BaseException | None, took: float) -> None:
         """Has the judge read a reply whose client stayed and whose router lives; ``took`` is in seconds."""
         name = f"request {request.number}"
@@ -144,7 +177,7 @@ class Clients:
         said = self._judge.replied(request, call.status, bytes(call.body))
         self._tell(f"client {request.number}", f"status {call.status}, {said}")
 
-    def _hangs_up(self, request: Request, call: HttpCall) -> None:
+    def _hangs_up(self, request: Request, call: HttpCall | GrpcCall) -> None:
         for choice in range(request.n):
             self._departs(request, choice)
         call.left.set()

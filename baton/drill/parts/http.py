@@ -19,7 +19,11 @@ from baton.drill.parts.engine import MODEL_ID
 from baton.drill.scenario import FORCED, Request
 from baton.router.request.environment import Environment
 
+WIRE_NUMBER = "x-drill-number"  # metadata of a gRPC call: the number of the client's request
 NUMBER: contextvars.ContextVar[int | None] = contextvars.ContextVar("number", default=None)
+
+
+BY_OTHER_NAMES = ("n", "max_tokens")  # fields that the Responses API names otherwise, or lacks
 
 
 class NumberingEnvironment(Environment, frozen=True):
@@ -95,6 +99,8 @@ def path_of(request: Request) -> str:
         return "/v1/embeddings"
     if request.anthropic:
         return "/v1/messages"
+    if request.responses:
+        return "/v1/responses"
     return "/v1/chat/completions" if request.messages else "/v1/completions"
 
 
@@ -112,6 +118,10 @@ def body_of(request: Request) -> bytes:
     }  # fmt: skip
     if request.anthropic:
         return orjson.dumps({name: fields[name] for name in fields if name != "n"} | _of_messages(request))
+    if request.responses:
+        return orjson.dumps(
+            {name: fields[name] for name in fields if name not in BY_OTHER_NAMES} | _of_response(request)
+        )
     if request.over_http == "stream":
         fields["stream_options"] = {"include_usage": True}
     return orjson.dumps(fields | (_of_chat(request) if request.messages else _of_completion(request)))
@@ -146,6 +156,23 @@ def _of_chat(request: Request) -> dict[str, object]:
     else:
         fields["structured_outputs"] = {own.grammar.kind: own.grammar.spec}
     return fields
+
+
+def _of_response(request: Request) -> dict[str, object]:
+    own = request.sampling
+    fields: dict[str, object] = {"input": _messages(request), "max_output_tokens": own.max_tokens}
+    if request.thinks:
+        fields["chat_template_kwargs"] = {"enable_thinking": True}
+    if request.tools:
+        flat = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in TOOLS]
+        named = {"type": "function", "name": TOOLS[0]}
+        fields |= {"tools": flat, "tool_choice": named if request.tools == "named" else request.tools}
+    if own.grammar is None or request.tools in FORCED:
+        return fields
+    if own.grammar.kind == JSON:
+        form = {"type": "json_schema", "name": "answer", "schema": orjson.loads(own.grammar.spec)}
+        return fields | {"text": {"format": form}}
+    return fields | {"structured_outputs": {own.grammar.kind: own.grammar.spec}}
 
 
 def _of_messages(request: Request) -> dict[str, object]:

@@ -40,24 +40,29 @@ from baton.drill.language.vocabulary import simulated_text
 from baton.drill.machines.clock import MachineClock
 from baton.drill.machines.network import Network
 from baton.drill.machines.process import Process
+from baton.drill.parts.grpc_calls import Numbering
 from baton.drill.parts.http import NumberingEnvironment
-from baton.drill.parts.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell
+from baton.drill.parts.worker import BEAT_S, EPOCH_S, HANG_UP_S, NAMESPACE, Tell
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
+from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
+from baton.protos.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from baton.router.access.gate import AccessGate
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.answer.grammar_check import GrammarCheck
 from baton.router.answer.metering import NoMetering
 from baton.router.answer.quotas import Quotas
 from baton.router.answer.service import GenerationService
-from baton.router.api.access import AccessMiddleware
+from baton.router.api.access import AccessInterceptor, AccessMiddleware
 from baton.router.api.anthropic.routes import messages_routes
 from baton.router.api.app import app_of
 from baton.router.api.batch.lane import BatchLane
+from baton.router.api.grpc.service import InferenceService
 from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
 from baton.router.api.operator.prefixes import prefix_routes
+from baton.router.api.responses.routes import responses_routes
 from baton.router.api.surfaces import AccessDependencies, PrefixSurface
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation
@@ -238,7 +243,22 @@ class SimulatedRouter:
             prefixes = PrefixControl(
                 core.links, pins, config.max_pinned_tokens, wall_clock, service.environment.new_id
             )
+            await stack.enter_async_context(self._over_grpc(service))
             yield RouterParts(core, holds, gate, catalog, _app(service, prefixes))
+
+    @asynccontextmanager
+    async def _over_grpc(self, service: GenerationService) -> AsyncIterator[None]:
+        """Serves the gRPC service while entered."""
+        server = Server(self.process.spawn, (Numbering(), AccessInterceptor(_access(service))))
+        add_InferenceServicer_to_server(InferenceService(service), server)
+        address = f"{self.name}:8001"
+        self._network.listen(address, self.process.name, server)
+        try:
+            yield
+        finally:
+            self._network.unlisten(address)
+            await server.stop(HANG_UP_S)
+            self._network.hang_up(server)
 
     def _generation(
         self,
@@ -263,12 +283,16 @@ class SimulatedRouter:
 
 
 def _app(service: GenerationService, prefixes: PrefixControl) -> ASGIApp:
-    quotas = service.quotas
-    access = AccessDependencies(quotas.gate, quotas.metrics, service.environment)
     app = app_of(
         openai_routes(service),
         embeddings_routes(service),
         messages_routes(service),
         prefix_routes(PrefixSurface(prefixes), service),
+        responses_routes(service),
     )
-    return AccessMiddleware(app, access, service.limits.max_inflight_bytes)
+    return AccessMiddleware(app, _access(service), service.limits.max_inflight_bytes)
+
+
+def _access(service: GenerationService) -> AccessDependencies:
+    quotas = service.quotas
+    return AccessDependencies(quotas.gate, quotas.metrics, service.environment)

@@ -17,6 +17,7 @@ from baton.drill.rpc.stream import (
     UNAVAILABLE,
     Deserialize,
     Message,
+    Metadata,
     Serialize,
     Status,
     Stream,
@@ -30,7 +31,8 @@ Ready = grpc.ChannelConnectivity
 class Call:
     """The client's end of one RPC."""
 
-    def __init__(self, method: _Method, timeout: float | None) -> None:
+    def __init__(self, method: _Method, timeout: float | None, metadata: Metadata = ()) -> None:
+        self._metadata, self._timeout = metadata, timeout
         self._method, self._replies = method, Stream()
         self._connection: NetworkConnection | None = None
         self._server: ServerCall | None = None
@@ -52,7 +54,7 @@ class Call:
             loop.call_later(channel.network.conditions.delay_s, self._fail, refused)
             return
         self._connection.when_broken(self._broke, self._connection.client)
-        self._server = ServerCall(self, self._connection, self._method.path)
+        self._server = ServerCall(self, self._connection, self._method.path, self._metadata, self._timeout)
         self._connection.up.send(self._server.begin, 100)
 
     # ---- what the product calls ----
@@ -218,8 +220,10 @@ class _Method:
         self.channel, self.path, self._unary = channel, path, unary
         self.serialize, self.deserialize = serialize or same, deserialize or same
 
-    def __call__(self, request: Message = None, *, timeout: float | None = None, **_: object) -> Call:
-        call = Call(self, timeout)
+    def __call__(
+        self, request: Message = None, *, timeout: float | None = None, metadata: Metadata = (), **_: object
+    ) -> Call:
+        call = Call(self, timeout, metadata)
         if self._unary:
             call.send_request(request)
         return call

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -38,7 +39,7 @@ class ClientEnd(Protocol):
         """Receives the status from the network, after the last reply."""
 
 
-class Aborted(Exception):
+class Aborted(grpc.aio.AbortError):  # type: ignore[misc]
     """Raised by ``Context.abort`` to leave a handler."""
 
 
@@ -71,8 +72,13 @@ class Context:
         return f"sim:{self._call.connection.client}"
 
     def invocation_metadata(self) -> Metadata:
-        """Returns (), because simulated calls carry no metadata."""
-        return ()
+        """Returns the metadata that the client sent."""
+        return self._call.metadata
+
+    def time_remaining(self) -> float | None:
+        """Returns the seconds until the call's deadline, None for a call that has none."""
+        until = self._call.until
+        return None if until is None else max(0.0, until - asyncio.get_running_loop().time())
 
     async def requests(self) -> AsyncIterator[Message]:
         """Yields the requests until the client has sent its last."""
@@ -81,10 +87,19 @@ class Context:
 
 
 class ServerCall:
-    """The server's end of one RPC."""
+    """The server's end of one RPC. ``metadata`` and the ``timeout`` in seconds are the client's."""
 
-    def __init__(self, client: ClientEnd, connection: NetworkConnection, path: str) -> None:
+    def __init__(
+        self,
+        client: ClientEnd,
+        connection: NetworkConnection,
+        path: str,
+        metadata: Metadata = (),
+        timeout: float | None = None,
+    ) -> None:
         self._client, self.connection, self._path = client, connection, path
+        self.metadata, self._timeout = metadata, timeout
+        self.until: float | None = None  # loop time of the deadline
         self.requests = Stream()
         self._task: asyncio.Task[None] | None = None
         self._finished = False
@@ -103,7 +118,9 @@ class ServerCall:
             self.finish((grpc.StatusCode.UNIMPLEMENTED, f"{self._path} is not served here", ()))
             return
         self.connection.when_broken(self.cancel, self.connection.server)
-        self._task = server.spawn(self._run(handler), f"{self._path} of {self.connection.client}")
+        if self._timeout is not None:
+            self.until = asyncio.get_running_loop().time() + self._timeout
+        self._task = server.spawn(self._run(handler, server), f"{self._path} of {self.connection.client}")
         server.began(self)
         self._task.add_done_callback(lambda task: self._over(server))
 
@@ -136,7 +153,9 @@ class ServerCall:
             client = self._client
             self.connection.down.send(lambda: client.ended(status), 50)
 
-    async def _run(self, handler: grpc.RpcMethodHandler) -> None:
+    async def _run(self, handler: grpc.RpcMethodHandler, server: Server) -> None:
+        if server.interceptors:
+            handler = await server.intercepted(_Details(self._path, self.metadata))
         context = Context(self, handler.request_deserializer or same, handler.response_serializer or same)
         try:
             await _handle(handler, context)
@@ -170,8 +189,12 @@ async def _handle(handler: grpc.RpcMethodHandler, context: Context) -> None:
 class Server:
     """A gRPC server of one simulated process. ``spawn`` (work, name) starts a task of that process."""
 
-    def __init__(self, spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]]) -> None:
-        self.spawn = spawn
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self.spawn, self.interceptors = spawn, interceptors
         self._methods: dict[str, grpc.RpcMethodHandler] = {}
         self._calls: dict[ServerCall, None] = {}
         self._generic: list[grpc.GenericRpcHandler] = []
@@ -207,6 +230,19 @@ class Server:
             call.cancel()
             call.connection.break_now()
 
+    async def intercepted(self, details: _Details) -> grpc.RpcMethodHandler:
+        """Returns the handler of a call as the interceptors leave it, the first of which is asked first."""
+
+        async def last(details: _Details) -> grpc.RpcMethodHandler | None:
+            return self.handler(details.method)
+
+        ask: Callable[[_Details], Awaitable[grpc.RpcMethodHandler | None]] = last
+        for one in reversed(self.interceptors):
+            ask = partial(one.intercept_service, ask)
+        found = await ask(details)
+        assert found is not None, "a call begins where there is a handler"
+        return found
+
     def handler(self, path: str) -> grpc.RpcMethodHandler | None:
         """Returns the handler of the method ``path``; None if there is none."""
         if path in self._methods:
@@ -218,7 +254,5 @@ class Server:
 class _Details:
     """The method's path and the metadata by which a generic handler of gRPC finds a method."""
 
-    invocation_metadata: Metadata = ()
-
-    def __init__(self, method: str) -> None:
-        self.method = method
+    def __init__(self, method: str, invocation_metadata: Metadata = ()) -> None:
+        self.method, self.invocation_metadata = method, invocation_metadata
