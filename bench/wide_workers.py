@@ -1,7 +1,7 @@
 """Computes what workers of several cards give, on paper and in the simulator: tensor, pipeline and expert parallel.
 
     python -m bench.wide_workers [--gpu h200] [--cards 8,64] [--models llama-3-70b,qwen3-235b-a22b]
-        [--seconds 120] [--json FILE]
+        [--seconds 60] [--json FILE]
 
 Nothing is measured. Inputs are the cards' data sheets (baton/planner/costs/hardware.toml: FLOP/s, bytes/s of
 memory, of a node's links and of the network), the planner's shares of their peaks and its seconds of a collective
@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="h200", choices=sorted(accelerators()))
     parser.add_argument("--cards", default="8,64")
     parser.add_argument("--models", default="llama-3-70b,qwen3-235b-a22b")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of simulated traffic; 0: paper alone")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of simulated traffic; 0: paper alone")
     parser.add_argument("--json", default="")
     asked = parser.parse_args()
     sheet, found = accelerators()[asked.gpu], list[dict[str, Any]]()

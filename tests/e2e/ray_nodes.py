@@ -8,6 +8,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -36,17 +38,26 @@ QUIET = {
 }  # fmt: skip
 STORE = 80 << 20
 PORT, GRPC = 18433, 18434
+TLS_ENV = "BATON_TEST_TLS"
 UP_S = 120.0
 
 
 class Nodes:
-    """The Ray cluster and, from ``serve_with`` on, a `baton serve` that joined it."""
+    """The Ray cluster and, from ``serve_with`` on, a `baton serve` that joined it.
+
+    With $BATON_TEST_TLS (a folder as of `tls.dir`) Ray and the cluster encrypt. Ray's variables must be set for
+    that before this process imports ray.
+    """
 
     def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
 
         os.environ.update(QUIET)
-        self.folder, self.url = folder, f"http://127.0.0.1:{PORT}"
+        self._certificates = certificates = os.environ.get(TLS_ENV, "")
+        self.folder, self.url, self.verify = folder, f"http://127.0.0.1:{PORT}", ssl.create_default_context()
+        if certificates:
+            self.url = f"https://127.0.0.1:{PORT}"
+            self.verify = ssl.create_default_context(cafile=f"{certificates}/ca.crt")
         self.profile = slow_profile(folder, fixed=0.02)
         self.redis = RedisServer(folder / "redis").start()
         head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
@@ -68,6 +79,7 @@ class Nodes:
             self.ray.address, "--redis", self.redis.url, "--port", str(PORT), "--grpc-port", str(GRPC),
             "--run-dir", str(self.folder / "run"), *arguments,
         ]  # fmt: skip
+        command += ["--tls", self._certificates] if self._certificates else []
         settings = {
             "BATON_ROUTER__LOCAL_PREFILL_MAX_TOKENS": "0", "BATON_RAY__AUTH_MODE": "disabled",
             "BATON_WORKER__DRAIN_GRACE_S": "5",
@@ -76,6 +88,20 @@ class Nodes:
             command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             env={**child_environment(), **settings}, start_new_session=True,
         )  # fmt: skip
+
+    def require_secured(self) -> None:
+        """Checks that Ray's head shows its certificate, if the cluster is to encrypt."""
+        if not self._certificates:
+            return
+        host, _, port = self.ray.address.rpartition(":")
+        context = ssl.create_default_context(cafile=f"{self._certificates}/ca.crt")
+        context.load_cert_chain(f"{self._certificates}/ray.crt", f"{self._certificates}/ray.key")
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, int(port)), 10) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secured,
+        ):
+            assert secured.version() in ("TLSv1.2", "TLSv1.3")
 
     def close(self) -> None:
         """Ends all processes."""
@@ -121,7 +147,7 @@ class Nodes:
     async def until(self, workers: int, what: str) -> float:
         """Seconds until the router reaches exactly ``workers``."""
         begun = time.monotonic()
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=30, verify=self.verify) as client:
             while time.monotonic() - begun < UP_S:
                 assert self.serve is not None and self.serve.poll() is None, self.log()  # noqa: PT018
                 with contextlib.suppress(httpx.HTTPError):

@@ -7,6 +7,8 @@ import asyncio
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from baton.cluster.config import BatonConfig
+from baton.cluster.sections.tls import TlsConfig
+from baton.process.security import ray_environment
+from baton.tls.authority import Authority
 from tests.e2e.fleet import DRAFT, wait_for
-from tests.e2e.ray_nodes import Nodes, ancestors, ray_nodes
+from tests.e2e.ray_nodes import TLS_ENV, Nodes, ancestors, ray_nodes
 from tests.e2e.test_ranks import one_rank, prompt
 
 pytestmark = pytest.mark.soak
@@ -48,6 +54,7 @@ def nodes() -> Iterator[Nodes]:
         (made.folder / "baton.toml").write_text(CONFIG.format(key=key))
         made.serve_with("--config", str(made.folder / "baton.toml"), "--device", "cpu", "--model", DRAFT)
         asyncio.run(made.until(2, "two workers"))
+        made.require_secured()
         yield made
 
 
@@ -69,7 +76,8 @@ def commandline(pid: int) -> bytes:
 
 def answer(nodes: Nodes, tokens: list[int]) -> list[int]:
     body = {"prompt": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "max_tokens": 20}
-    reply = httpx.post(nodes.url + "/v1/completions", json=body | {"repetition_penalty": 1.0}, timeout=120)
+    wanted = body | {"repetition_penalty": 1.0}
+    reply = httpx.post(nodes.url + "/v1/completions", json=wanted, timeout=120, verify=nodes.verify)
     assert reply.status_code == 200, reply.text + nodes.log()
     found: list[int] = reply.json()["choices"][0]["token_ids"]
     return found
@@ -103,3 +111,18 @@ async def test_ranks_on_two_nodes_answer_as_one_and_are_placed_again_when_a_rank
     assert answer(nodes, prompt(4, 200)) == one_rank(prompt(4, 200), 20)
     assert sum(len(ranks(nodes, name)) for name in (lead, "c")) == 1
     print(f"\na far rank killed: back after {rank_s:.1f} s; a far node killed: back after {node_s:.1f} s")
+
+
+def test_the_same_holds_where_ray_and_the_cluster_encrypt(tmp_path: Path) -> None:
+    """In a process of its own, because Ray reads its variables as it is imported."""
+    from ray.util import get_node_ip_address
+
+    made = Authority(tmp_path / "certs")
+    made.make(hosts=[get_node_ip_address()])  # Ray's processes verify the address that they call
+    encrypts = ray_environment(BatonConfig(tls=TlsConfig(dir=str(made.folder))))
+    assert encrypts["RAY_USE_TLS"] == "1"
+    name = test_ranks_on_two_nodes_answer_as_one_and_are_placed_again_when_a_rank_or_a_node_dies.__name__
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "-p", "no:cacheprovider", f"{__file__}::{name}"]
+    env = os.environ | encrypts | {TLS_ENV: str(made.folder)}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

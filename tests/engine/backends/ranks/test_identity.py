@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from baton.engine.backends.ranks import runner
-from baton.engine.program.ranks import possible_widths, require_splittable
+from baton.engine.program.program import Program
+from baton.engine.program.ranks import require_splittable
 from baton.engine.program.shares import Widths
 from baton.kernels.abi import native
 from baton.protos.errors import BatonError, ConfigError
@@ -42,7 +43,10 @@ ROWS = [
     ("llama4", 2),
     ("qwen3_moe", 3), ("gemma2", 2), ("olmo2", 2), ("llama3", 4), ("qwen2_mixed", 2), ("gpt_oss", 2),
     ("mixtral", 2), ("gemma3", 2), ("mistral", 3), ("qwen3", 2), ("phi3_long", 3),
-    ("phimoe", 2), ("starcoder2", 3), ("cohere2", 2), ("hunyuan_dense", 2),
+    ("phimoe", 2), ("starcoder2", 3), ("cohere2", 2), ("hunyuan_dense", 2), ("cohere", 2), ("ernie4_5", 3),
+    ("exaone4", 2), ("gemma", 2), ("glm", 2), ("glm4", 2), ("glm4_moe", 2), ("granite", 3), ("hunyuan_moe", 2),
+    ("ministral", 2), ("ministral3", 2), ("olmo3", 2), ("olmoe", 2), ("qwen2_moe", 2), ("seed_oss", 2),
+    ("smollm3", 2),
 ]  # fmt: skip
 LAYERS = [
     ("starcoder2", 2), ("jamba", 2),
@@ -50,7 +54,10 @@ LAYERS = [
     ("qwen3_5", 2), ("granite_hybrid", 2), ("glm4_moe", 2), ("llama3", 2),
     ("qwen2_mixed", 2), ("gpt_oss", 2),
     ("mixtral", 2), ("gemma3", 2), ("mistral", 2), ("qwen3", 2), ("phi3_long", 2),
-    ("phimoe", 2), ("cohere2", 3), ("llama4", 2), ("nemotron_h", 2),
+    ("phimoe", 2), ("cohere2", 3), ("llama4", 2), ("nemotron_h", 2), ("cohere", 2), ("deepseek_v3", 2),
+    ("ernie4_5", 2), ("exaone4", 2), ("gemma", 2), ("glm", 2), ("glm4", 2), ("granite", 2), ("hunyuan_dense", 2),
+    ("hunyuan_moe", 2), ("ministral", 2), ("ministral3", 2), ("olmo3", 2), ("olmoe", 2), ("qwen2_moe", 2),
+    ("qwen3_5_moe", 2), ("seed_oss", 2), ("smollm3", 2),
 ]  # fmt: skip
 DEALT = [
     ("qwen3_moe", "ep", 3), ("gpt_oss", "ep", 2), ("qwen2_mixed", "tp+pp", 2), ("mixtral", "ep", 2),
@@ -60,7 +67,13 @@ DEALT = [
     ("qwen3_next", "tp+pp", 2), ("bamba", "tp+pp", 2), ("granite_hybrid", "tp3+pp2", 6),
     ("deepseek_v3", "tp+pp", 2), ("qwen2_moe", "ep", 2), ("deepseek_v2", "tp+ep", 2), ("glm4_moe", "ep", 3),
     ("phimoe", "ep", 2), ("llama4", "ep", 2), ("jamba", "tp+pp", 2), ("phimoe", "tp+pp", 2),
-    ("cohere2", "tp+pp", 2), ("starcoder2", "tp+pp", 2),
+    ("cohere2", "tp+pp", 2), ("starcoder2", "tp+pp", 2), ("hunyuan_moe", "ep", 2), ("olmoe", "ep", 2),
+    ("cohere", "tp+pp", 2), ("deepseek_v2", "tp+pp", 2), ("ernie4_5", "tp+pp", 2), ("exaone4", "tp+pp", 2),
+    ("gemma", "tp+pp", 2), ("gemma3", "tp+pp", 2), ("glm", "tp+pp", 2), ("glm4", "tp+pp", 2),
+    ("glm4_moe", "tp+pp", 2), ("granite", "tp+pp", 2), ("hunyuan_dense", "tp+pp", 2), ("hunyuan_moe", "tp+pp", 2),
+    ("llama4", "tp+pp", 2), ("ministral", "tp+pp", 2), ("ministral3", "tp+pp", 2), ("nemotron_h", "tp+pp", 2),
+    ("olmo3", "tp+pp", 2), ("olmoe", "tp+pp", 2), ("qwen2_moe", "tp+pp", 2), ("qwen3_5_moe", "tp+pp", 2),
+    ("qwen3_5", "tp+pp", 2), ("seed_oss", "tp+pp", 2), ("smollm3", "tp+pp", 2),
 ]  # fmt: skip
 OWN_WINDOWS = [
     ("gemma3", "tp", 2, 1), ("gpt_oss", "pp", 2, 1), ("gpt_oss", "tp+ep", 2, 2), ("gemma3", "cp", 3, 1),
@@ -143,11 +156,31 @@ def test_latents_that_would_be_dealt_by_rows_are_refused_with_what_works() -> No
             widths.require(program("deepseek_v3"))
 
 
-def test_every_architecture_that_can_be_split_is_held_to_one_rank() -> None:
+@pytest.mark.parametrize(
+    ("widths", "held"),
+    [
+        (Widths(tp=2), [kind for kind, _ in WIDTHS]),
+        (Widths(cp=2), [kind for kind, _ in ROWS]),
+        (Widths(pp=2), [kind for kind, _ in LAYERS]),
+        (Widths(ep=2), [kind for kind, share, _ in DEALT if share == "ep"]),
+        (Widths(tp=2, pp=2), [kind for kind, share, _ in DEALT if "tp" in share and "pp" in share]),
+    ],
+    ids=str,
+)
+def test_every_architecture_that_ranks_can_share_is_held_to_one_rank(widths: Widths, held: list[str]) -> None:
     kinds = KINDS | SMALL
-    others = {str(kinds[kind]["model_type"]) for kind in set(kinds) - {kind for kind, _ in WIDTHS}}
-    held = {str(kinds[kind]["model_type"]) for kind, _ in WIDTHS}
-    assert {each for each in others - held if possible_widths(program(each), 8) != (1,)} == set()
+    others = {str(kind["model_type"]) for kind in kinds.values()} - {
+        str(kinds[kind]["model_type"]) for kind in held
+    }
+    assert {each for each in others if takes(widths, program(each))} == set()
+
+
+def takes(widths: Widths, program: Program) -> bool:
+    try:
+        widths.require(program)
+    except ConfigError:
+        return False
+    return True
 
 
 def test_an_architecture_whose_columns_ranks_cannot_share_is_refused_by_name() -> None:
