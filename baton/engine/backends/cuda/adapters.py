@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import msgspec
 import numpy as np
 
 from baton.engine.adapters.base import AdapterBase
@@ -17,7 +19,7 @@ from baton.engine.adapters.packed import Array, PackedAdapter
 from baton.engine.adapters.part_table import rows_of
 from baton.engine.backends.native.adapter_structs import AdapterStructs, Structs, address_of
 from baton.engine.backends.native.adapters import RowGroups
-from baton.engine.plan import SequenceStep
+from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site, is_expert, site_count
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
@@ -55,6 +57,12 @@ class DeviceAdapter:
             if not self.address:
                 self.close()
 
+    def put_nothing(self, sites: int) -> None:
+        """Makes this an adapter without parts beside any of ``sites`` sites. Raises DeviceError."""
+        structs = AdapterStructs()
+        structs.place(0, sites)
+        self.address, self.has_head = self._put(structs.sites), True
+
     def close(self) -> None:
         """Frees the device memory."""
         while self._taken:
@@ -90,6 +98,22 @@ class CudaAdapters(AdapterHost):
         except DeviceError as error:
             raise AdaptersFull(f"the card has no room for adapter {adapter}: {error}") from error
         self._held[adapter] = found
+
+    @contextmanager
+    def rehearsing(self, plan: StepPlan) -> Iterator[StepPlan]:
+        """Yields ``plan`` with an adapter of its own beside each item, none of which changes anything. No step may
+        name an adapter before; they are gone behind the block. Raises DeviceError.
+        """
+        nothing = DeviceAdapter(self._device)
+        nothing.put_nothing(self._sites)
+        names = [f"\0{number}" for number in range(len(plan.items))]
+        self._held |= dict.fromkeys(names, nothing)
+        try:
+            items = zip(plan.items, names, strict=True)
+            yield StepPlan(tuple(msgspec.structs.replace(item, adapter=name) for item, name in items))
+        finally:
+            for name in names:
+                self.drop(name)
 
     def drop(self, adapter: str) -> None:
         """Frees an adapter that no sequence names any more; no step is running then."""

@@ -22,7 +22,7 @@ from baton.engine.backends.cuda.adapters import CudaAdapters
 from baton.engine.backends.cuda.page_share import PageShare
 from baton.engine.backends.cuda.program import CudaProgram
 from baton.engine.backends.cuda.step_choice import StepChoice, chosen, measured, small_steps
-from baton.engine.backends.cuda.warming import warm_steps
+from baton.engine.backends.cuda.warming import largest_step, warm_steps
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.step_runner import StepRunner
@@ -116,6 +116,10 @@ class CudaRunner(StepRunner):
             with torch.inference_mode():
                 if self.compares:
                     self._compare(sequences, chunk, context)
+                if self.adapters is not None:
+                    largest = largest_step(sequences, chunk, self._pages, context, drafts)
+                    with self.adapters.rehearsing(largest) as adapted:
+                        self._rehearse(adapted, context)
                 for plan in warm_steps(sequences, chunk, self._pages, context, drafts):
                     self._rehearse(plan, context)
         except DeviceError as error:

@@ -317,3 +317,18 @@ def test_room_that_isnt_cleared_is_caught(pair: Any) -> None:
     cpu, gpu = with_heads(pair(on=simt(("-DBATON_MUTATION_CUDA_STEP_HEAD",))))
     with pytest.raises(BatonError, match="no finite logit"):  # new memory of the shim is full of NaN
         heads_agree(cpu, gpu)
+
+
+@pytest.mark.parametrize("experts", first_now([True, False], 1), ids=["experts", "dense"])
+def test_what_adapted_steps_need_is_there_before_traffic(pair: Callable[..., Pair], experts: bool) -> None:
+    """A workspace that grew in a step with adapters would drop the graphs of those without."""
+    _, gpu = pair(experts=experts)
+    gpu.warms = True
+    gpu.warm(3, 16)
+    before, greedy = gpu.counts(), Sampling(temperature=0.0)
+    for plan in plans(count=2, sampling=greedy):
+        gpu.run(plan)
+    gpu.run(plans(adapters=("", "", ""), count=3, sampling=greedy)[2])
+    after = gpu.counts()
+    assert after["captured"] == before["captured"]
+    assert after["replayed"] == before["replayed"] + 1
