@@ -82,13 +82,26 @@ class _CancellableConnection(AbstractConnection):
     """
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """Write; raises a cancellation that came meanwhile."""
+        """Writes at once, without a task of its own, where the connection is idle; raises a cancellation that came
+        meanwhile.
+
+        Whether the server reads it is seen by how long its answer takes.
+        """
+        writer, due = self._writer, check_health and self.health_check_interval
+        if self.is_connected and not due and writer and not writer.transport.get_write_buffer_size():
+            writer.writelines(_parts(command))
+            return
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
         await super().send_packed_command(command, check_health)
         if task is not None and task.cancelling() > before:
             await self.disconnect(nowait=True)  # an answer is on its way that nobody will read
             raise asyncio.CancelledError
+
+
+def _parts(command: bytes | str | Iterable[bytes]) -> Iterable[bytes]:
+    command = command.encode() if isinstance(command, str) else command
+    return (command,) if isinstance(command, bytes) else command
 
 
 class _ReloadingConnection(SSLConnection):

@@ -194,3 +194,19 @@ async def test_a_cancel_in_any_turn_of_a_call_to_redis_is_heeded_and_the_next_ca
             heeded += 1
         assert await redis.set("n", "1") is True
     assert heeded > 3
+
+
+async def test_a_command_is_written_in_the_turn_in_which_it_is_asked(redis: Redis) -> None:
+    """redis-py takes a task of its own for it, and so two turns of a loop in which much else may wait."""
+    await redis.set("n", "1")
+    (connection,) = redis.connection_pool._available_connections  # type: ignore[attr-defined]
+    written: list[bytes] = []
+    writer = connection._writer
+    told, connection._writer.writelines = writer.writelines, lambda parts: (written.extend(parts), told(parts))
+    turns = 0
+    asking = asyncio.create_task(redis.get("n"))
+    while not written:
+        await asyncio.sleep(0)
+        turns += 1
+    assert await asking == b"1"
+    assert turns <= 1

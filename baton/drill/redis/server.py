@@ -226,6 +226,15 @@ class _Writer:
     async def wait_closed(self) -> None:
         """Returns immediately, because a simulated connection closes within ``close``."""
 
+    @property
+    def transport(self) -> _Writer:
+        """Returns itself: it is its own transport."""
+        return self
+
+    def get_write_buffer_size(self) -> int:
+        """Returns 0, because the simulated network takes everything at once."""
+        return 0
+
     def get_extra_info(self, name: str, default: T | None = None) -> T | None:
         """Returns ``default``, because there is no socket."""
         return default

@@ -5,9 +5,14 @@ Knows nothing of sockets or processes.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from baton.protos.errors import BatonError
@@ -62,10 +67,27 @@ def app_of(*routers: APIRouter) -> FastAPI:
     app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
     for routes in routers:
         app.include_router(routes)
+    app.router.routes[:0] = [short for routes in routers for short in _short_ways(routes)]
     app.add_exception_handler(BatonError, _ours)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unknown)
     return app
+
+
+def _short_ways(routes: APIRouter) -> Iterator[Route]:
+    """Yields routes straight to those endpoints that take the request and return the response themselves.
+
+    FastAPI's own route to such an endpoint takes 27 to 85 us of CPU more (fastapi 0.165); it stays for the API's
+    document.
+    """
+    for route in routes.routes:
+        if not isinstance(route, APIRoute) or "{" in route.path:
+            continue
+        found = inspect.signature(route.endpoint, eval_str=True)
+        if [p.annotation for p in found.parameters.values()] == [Request] and found.return_annotation is Response:
+            short = Route(route.path, route.endpoint, include_in_schema=False)
+            short.methods = set(route.methods or ())  # those alone: Starlette adds HEAD to GET
+            yield short
 
 
 async def _ours(request: Request, error: Exception) -> Response:
