@@ -10,7 +10,7 @@ import msgspec
 
 from baton.drill.language.oracle import VOCABULARY
 from baton.drill.machines.network import KEEPALIVE_S
-from baton.drill.operated import with_pins, with_scales
+from baton.drill.operated import with_cancelled_jobs, with_pins, with_scales
 from baton.drill.scenario import (
     ABRUPT,
     AIMED,
@@ -113,6 +113,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     drawn = with_chats(with_http(with_adapters(drawn, span, size.adapted), size.http), size.chats)
     drawn = with_surfaces(drawn, size.surfaces)
     drawn = with_pages(with_drafts(with_disk(drawn, size.disked), size.drafted), size.paged)
+    drawn = with_cancelled_jobs(drawn, size.cancelled_jobs)
     return with_scales(with_pins(drawn, span, size.pinned), span, size.scaled)
 
 

@@ -1,4 +1,4 @@
-"""Makes a drawn scenario one in which somebody keeps prefixes, or adds and removes workers.
+"""Makes a drawn scenario one in which somebody keeps prefixes, cancels batch jobs, or adds and removes workers.
 
 Knows nothing of what is usual. Each draws from randomness of its own, so that the rest of a scenario stays.
 """
@@ -9,7 +9,7 @@ import random
 
 import msgspec
 
-from baton.drill.scenario import PrefixPin, ScaleChange, Scenario
+from baton.drill.scenario import Batch, PrefixPin, ScaleChange, Scenario
 from baton.drill.specials import tokens_of
 
 MOST_PINNED = 300  # tokens of a prefix
@@ -68,3 +68,16 @@ def with_scales(scenario: Scenario, span: float, share: float) -> Scenario:
         most_workers=workers + 2 if adds else 0,
         faults=faults,
     )
+
+
+def with_cancelled_jobs(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario`` with ``share`` of its batch jobs cancelled, some of them twice."""
+    rng = random.Random(f"cancelled jobs {scenario.seed}")
+
+    def cancelled(batch: Batch) -> Batch:
+        if rng.random() >= share:
+            return batch
+        times = [rng.uniform(0.0, rng.choice((1.0, 10.0))) for _ in range(rng.choice((1, 1, 2)))]
+        return msgspec.structs.replace(batch, cancels=tuple(sorted(times)), router=rng.randrange(scenario.routers))
+
+    return msgspec.structs.replace(scenario, batches=tuple(map(cancelled, scenario.batches)))

@@ -120,6 +120,8 @@ class Batch(msgspec.Struct, frozen=True):
     at: float
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
+    cancels: tuple[float, ...] = ()  # seconds after it came at which it is to be cancelled
+    router: int = 0  # index of the router that is asked for that
 
 
 class AdapterChange(msgspec.Struct, frozen=True):
@@ -246,6 +248,7 @@ class Size(msgspec.Struct, frozen=True):
     kinds: tuple[FaultKind, ...] = FAULTS  # faults to draw from
     adapted: float = 0.15  # share of scenarios with adapters
     scaled: float = 0.15  # share of scenarios in which operators, or the controller, add and remove workers
+    cancelled_jobs: float = 0.25  # share of batch jobs that are cancelled
     pinned: float = 0.15  # share of scenarios in which clients pin prefixes
     http: float = 0.2  # share of scenarios with requests over HTTP
     surfaces: float = 0.4  # share of them, where others can ask so, that go over gRPC or the Responses API

@@ -23,6 +23,7 @@ from baton.drill.machines.process import owning_factory
 from baton.drill.parts.adapters import SimulatedFiles
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.batches import BatchClients
+from baton.drill.parts.calls import RouterCalls
 from baton.drill.parts.clients import Clients
 from baton.drill.parts.operators import AdapterOperators
 from baton.drill.parts.pins import PinClients
@@ -174,7 +175,14 @@ class World:
         faults = FaultInjector(
             self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage, aims
         )
-        batches = BatchClients(self.network, own.faults, self.judge.violated, self.tell, own.sight)
+        batches = BatchClients(
+            self.network,
+            own.faults,
+            self.judge.violated,
+            self.tell,
+            own.sight,
+            RouterCalls(self.routers, self.judge.violated),
+        )
         bringing = [asyncio.ensure_future(batches.bring(i, batch, began)) for i, batch in enumerate(own.batches)]
         pinning = asyncio.ensure_future(self.pins.play(own.pins, began)) if self.pins else None
         playing = [asyncio.ensure_future(faults.play(fault, began)) for fault in own.faults]

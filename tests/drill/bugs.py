@@ -25,6 +25,7 @@ USUAL = Size(
     pinned=0.0,
     scaled=0.0,
     surfaces=0.0,
+    cancelled_jobs=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
@@ -625,5 +626,12 @@ BUGS = (
         "            for delta in self._reader.flush():",
         "            for delta in ():",
         size=SURFACES,
+    ),
+    Bug(
+        "a batch job that is cancelled is answered to its end",
+        "router/api/batch/lane.py",
+        "                if refused or cancelled:",
+        "                if refused:",
+        size=msgspec.structs.replace(SMALL, cancelled_jobs=1.0, requests=6, seconds=5.0),
     ),
 )

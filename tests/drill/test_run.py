@@ -91,7 +91,7 @@ def test_nothing_of_a_run_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_writes_on_for_a_client_that_left_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecodeLease, "_cancel", lambda self: self._session.remove(self))
-    quiet = draw(21, Size(workers=1, requests=1, kinds=()))
+    quiet = draw(21, Size(workers=1, requests=1, kinds=(), pinned=0.0, scaled=0.0))
     long = Sampling(temperature=0.0, max_tokens=1000, ignore_eos=True)
     request = Request(0, 0.0, tuple(range(20)), long, cancels=(0.5,))
     scenario = msgspec.structs.replace(quiet, requests=(request,), batches=(), pages=300, step_s=0.02, swap=False)
@@ -100,7 +100,7 @@ def test_who_writes_on_for_a_client_that_left_is_seen(monkeypatch: pytest.Monkey
 
 
 def test_who_reads_a_complete_answer_slowly_is_not_late() -> None:
-    quiet = draw(21, Size(workers=1, requests=1, kinds=()))
+    quiet = draw(21, Size(workers=1, requests=1, kinds=(), pinned=0.0, scaled=0.0))
     asks = Sampling(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True)
     request = Request(0, 0.0, tuple(range(20)), asks, n=4, read_pause=0.2, deadline_after=2.0, over_http="stream")
     verdict = play(msgspec.structs.replace(quiet, requests=(request,), batches=(), pages=300, step_s=0.02))
@@ -134,7 +134,7 @@ def test_one_seed_is_played_twice_where_that_is_asked(monkeypatch: pytest.Monkey
 
 
 def test_requests_go_on_elsewhere_when_every_worker_dies_in_turn() -> None:
-    quiet = draw(8, Size(workers=2, requests=12, kinds=()))
+    quiet = draw(8, Size(workers=2, requests=12, kinds=(), pinned=0.0, scaled=0.0))
     slots = [f"prefill-{i}" for i in range(quiet.prefill)] + [f"decode-{i}" for i in range(quiet.decode)]
     kills = tuple(Fault("kill", 0.3 + 0.9 * i, slot) for i, slot in enumerate(slots))
     verdict = play(msgspec.structs.replace(quiet, faults=kills))
@@ -144,7 +144,7 @@ def test_requests_go_on_elsewhere_when_every_worker_dies_in_turn() -> None:
 
 def one_of_each(seed: int, *faults: Fault) -> Scenario:
     """One worker per role, a long prompt every 50 ms, and nothing else that goes wrong."""
-    quiet = draw(seed, Size(workers=1, requests=1, kinds=(), pressed=0.0))
+    quiet = draw(seed, Size(workers=1, requests=1, kinds=(), pinned=0.0, scaled=0.0, pressed=0.0))
     asks = Sampling(temperature=0.0, max_tokens=20, ignore_eos=True)
     requests = tuple(Request(i, 0.05 * i, tuple((7 * i + j) % 97 for j in range(60)), asks) for i in range(12))
     plain = {"batches": (), "pages": 300, "step_s": 0.02, "local_max": 0, "controller": False}

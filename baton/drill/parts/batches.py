@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from baton.cluster.batch_nouns import BatchJob, StoredFile
@@ -17,14 +17,18 @@ from baton.cluster.batch_store import BatchStore
 from baton.cluster.membership import connect
 from baton.drill.language import oracle
 from baton.drill.machines.network import Network
+from baton.drill.parts.calls import RouterCalls
 from baton.drill.parts.engine import MODEL_ID
+from baton.drill.parts.http import HttpAsk
 from baton.drill.parts.worker import EPOCH_S, NAMESPACE
 from baton.drill.redis.server import URL, connections
 from baton.drill.scenario import Batch, Fault
 from baton.protos.errors import BatonError
+from baton.protos.json import Json
 from baton.protos.nouns import Sampling
 
 LOSING = ("redis_flushed", "redis_restarts", "redis_forgets")  # faults that lose what was written
+AT_ONCE = 8  # lines of a job that a router answers at once
 LOOK_S = 1.0  # seconds between two looks at a job
 COMPLETIONS = "/v1/completions"
 WHO = "batches"
@@ -43,7 +47,14 @@ class BatchClients:
         violated: Callable[[str], None],
         tell: Callable[[str, str], None],
         sight: oracle.Sight = oracle.Sight(),
+        calls: RouterCalls | None = None,
     ) -> None:
+        self._calls = calls
+        self._most_more = (AT_ONCE + 1) * (
+            2 if faults else 1
+        )  # lines answered after a cancel: two lanes' under faults
+        # Jobs that a router said to be cancelling, with the lines that may have answers at most.
+        self._cancelled: dict[int, int] = {}
         self._sight = sight
         self._violated, self._tell = violated, tell
         self._clock = asyncio.get_running_loop().time
@@ -64,6 +75,21 @@ class BatchClients:
         await self._patiently(lambda: self._store.add_file(file, content))
         await self._patiently(lambda: self._store.put(job, is_open=True))
         self._tell(WHO, f"job {number} of {len(batch.prompts)} lines is open")
+        opened = self._clock()
+        for after in batch.cancels:
+            await asyncio.sleep(max(0.0, opened + after - self._clock()))
+            await self._cancel(number, batch)
+
+    async def _cancel(self, number: int, batch: Batch) -> None:
+        """Asks a router to cancel job ``number``."""
+        assert self._calls is not None
+        call = await self._calls.asked(batch.router, HttpAsk(f"/v1/batches/{_job_id(number)}/cancel"))
+        said = json.loads(call.body).get("status") if call is not None and call.over else "nothing"
+        self._tell(WHO, f"job {number} is to be cancelled: a router says {said}")
+        if said == "cancelling":
+            job = await self._patiently(lambda: self._store.job(_job_id(number)))
+            most = len(batch.prompts) if job is None else job.completed + job.failed + self._most_more
+            self._cancelled.setdefault(number, most)
 
     async def judge(self, number: int, batch: Batch, seconds: float) -> None:
         """Waits at most ``seconds`` for job ``number`` to end, and reports a violation if it hasn't, is missing or
@@ -117,6 +143,10 @@ class BatchClients:
         self._tell(WHO, f"job {number}: {job.status}, {len(names)} of {job.total} lines")
         lost = self._may_vanish and not content
         excused = job.failed if self._may_fail else 0
+        if number in self._cancelled or (batch.cancels and self._may_vanish):
+            self._hold_cancelled(number, job, names)
+            self._right(number, batch, answers)
+            return
         if (
             job.status != "completed"
             or (len(set(names)) + excused != job.total and not lost)
@@ -125,6 +155,22 @@ class BatchClients:
             self._violated(f"batch job {number} is {job.status} with {len(names)} answers to {job.total} lines")
         if not lost and (job.completed, job.failed) != (job.total - excused, excused):
             self._violated(f"batch job {number} counts {job.completed} + {job.failed} of {job.total} lines")
+        self._right(number, batch, answers)
+
+    def _hold_cancelled(self, number: int, job: BatchJob, names: Sequence[str]) -> None:
+        """Checks a job that was to be cancelled: it ends so, or was complete before that was heard."""
+        whole = job.status == "completed" and len(names) + job.failed == job.total
+        if job.status != "cancelled" and not whole:
+            self._violated(f"batch job {number}, which was cancelled, is {job.status} with {len(names)} answers")
+        if job.completed + job.failed > (most := self._cancelled.get(number, job.total)):
+            self._violated(f"batch job {number} goes on after its cancel: {job.completed} lines instead of {most}")
+        if len(names) != len(set(names)) or (job.completed != len(names) and not self._may_vanish):
+            self._violated(
+                f"batch job {number}, which was cancelled, counts {job.completed} of {len(names)} answers"
+            )
+
+    def _right(self, number: int, batch: Batch, answers: Sequence[Json]) -> None:
+        """Checks that answers are the oracle's."""
         for answer in answers:
             prompt = batch.prompts[int(answer["custom_id"])]
             asked = Sampling(temperature=0.0, max_tokens=batch.max_tokens, ignore_eos=True)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 import orjson
 
 from baton.drill.checks.pins import Kept, PinLedger
 from baton.drill.loop import seeded_loop
-from baton.drill.machines.clock import CLOCK
+from baton.drill.parts.calls import Leaving, RouterCalls, leaves_after
 from baton.drill.parts.engine import MODEL_ID
 from baton.drill.parts.http import HttpAsk, HttpCall
 from baton.drill.parts.router import SimulatedRouter
@@ -25,7 +24,6 @@ LOOK_S = 0.25  # seconds between two looks at what is kept
 AGAIN_S = 1.0  # seconds after which a router that is away is asked again
 AS_PINNED_S = 0.05  # seconds after a pin within which who leaves then hangs up
 AGED_S = 1.0  # seconds after which a change in Redis is seen by every router
-DEFAULT_UNTIL_S = 60.0  # seconds that a client waits for a router's answer
 
 
 class PinClients:
@@ -38,7 +36,8 @@ class PinClients:
         violated: Callable[[str], None],
         tell: Callable[[str, str], None],
     ) -> None:
-        self._routers, self._workers, self._violated, self._tell = routers, workers, violated, tell
+        self._routers, self._workers, self._tell = routers, workers, tell
+        self._calls = RouterCalls(routers, violated)
         self.ledger = PinLedger(violated, self._present)
         self.last_until = 0.0  # true time at which nothing is pinned any more, whoever may have forgotten it
         self._looking: asyncio.Task[None] | None = None
@@ -70,7 +69,7 @@ class PinClients:
         self._tell(name, f"asks that {pin.workers} keep {len(pin.prompt)} tokens for {pin.ttl_s:g} s")
         asks = {"model": MODEL_ID, "prompt": list(pin.prompt), "workers": pin.workers, "ttl_s": pin.ttl_s}
         body = orjson.dumps({**asks, "cache_salt": pin.tenant or None})
-        call = await self._asked(pin.router, HttpAsk(PATH, body), pin.leaves_after, pin.leaves_as_pinned)
+        call = await self._calls.asked(pin.router, HttpAsk(PATH, body), self._leaving(pin))
         self.last_until = max(self.last_until, loop.true_time() + pin.ttl_s)
         if call is None or call.left.is_set() or not call.over:
             self._tell(name, "left, or lost its router")
@@ -89,11 +88,20 @@ class PinClients:
             await asyncio.sleep(pin.unpin_after)
             await self._let_go(kept.id, pin.unpin_router, name)
 
+    def _leaving(self, pin: PrefixPin) -> Leaving:
+        """Returns what has the client of ``pin`` hang up."""
+        after = pin.leaves_after
+        if after is None:
+            return lambda call: None
+        if not pin.leaves_as_pinned:
+            return leaves_after(after)
+        return lambda call: self._waiting.append((min(after, AS_PINNED_S), call))
+
     async def _let_go(self, pin: str, router: int, name: str) -> int:
         """Asks a router to let a pin go; returns the status of its answer, 0 for none."""
         if (known := self.ledger.pins.get(pin)) is not None:
             known.gone = True
-        call = await self._asked(router, HttpAsk(f"{PATH}/{pin}", method="DELETE"))
+        call = await self._calls.asked(router, HttpAsk(f"{PATH}/{pin}", method="DELETE"))
         status = call.status if call is not None and call.over else 0
         self._tell(name, f"lets {pin} go: status {status}")
         return status
@@ -118,37 +126,9 @@ class PinClients:
 
     async def _listed(self, router: int) -> list[Mapping[str, object]]:
         while True:
-            call = await self._asked(router, HttpAsk(PATH, method="GET"))
+            call = await self._calls.asked(router, HttpAsk(PATH, method="GET"))
             if call is not None and call.over and call.status == 200:
                 data = orjson.loads(call.body)["data"]
                 assert isinstance(data, list)
                 return data
             await asyncio.sleep(AGAIN_S)
-
-    async def _asked(
-        self, router: int, asks: HttpAsk, leaves_after: float | None = None, as_pinned: bool = False
-    ) -> HttpCall | None:
-        """Plays a call at a router, which its client leaves after so many seconds, or so many after the next pin;
-        None if no router is up.
-        """
-        at, call = self._routers[router], HttpCall(asks)
-        if at.parts is None:
-            return None
-        if leaves_after is not None and as_pinned:
-            self._waiting.append((min(leaves_after, AS_PINNED_S), call))
-        elif leaves_after is not None:
-            seeded_loop().call_later(leaves_after, call.left.set)
-        here = CLOCK.set(at.clock)
-        try:
-            playing = at.process.spawn(call.play(at.parts.app), f"http {asks.method} {asks.path}")
-        finally:
-            CLOCK.reset(here)
-        await asyncio.wait({playing}, timeout=DEFAULT_UNTIL_S)
-        if not playing.done():
-            self._violated(f"{asks.method} {asks.path} isn't answered within {DEFAULT_UNTIL_S:g} s")
-            call.left.set()
-        elif not playing.cancelled() and (error := playing.exception()) is not None:
-            self._violated(f"{asks.method} {asks.path} fails: {error!r}")
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(playing, return_exceptions=True)
-        return call

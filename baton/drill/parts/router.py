@@ -15,7 +15,6 @@ from typing import cast
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from redis.asyncio import Redis
 from starlette.types import ASGIApp
 
 from baton.cluster.adapters import AdapterStore
@@ -58,12 +57,13 @@ from baton.router.api.access import AccessInterceptor, AccessMiddleware
 from baton.router.api.anthropic.routes import messages_routes
 from baton.router.api.app import app_of
 from baton.router.api.batch.lane import BatchLane
+from baton.router.api.batch.routes import batch_routes
 from baton.router.api.grpc.service import InferenceService
 from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
 from baton.router.api.operator.prefixes import prefix_routes
 from baton.router.api.responses.routes import responses_routes
-from baton.router.api.surfaces import AccessDependencies, PrefixSurface
+from baton.router.api.surfaces import AccessDependencies, BatchSurface, PrefixSurface
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation
 from baton.router.dispatch.prefix_control import PrefixControl
@@ -224,8 +224,10 @@ class SimulatedRouter:
             await stack.enter_async_context(gate.settling())
             catalog = ModelCatalog(core.dispatcher.models, {}, wall_clock, adapters, simulated_text)
             service = self._generation(config, given, core, gate, catalog)
+            batches = BatchStore(redis, NAMESPACE, clock=clock)
             if own.batches:
-                await stack.enter_async_context(self._lane(service, given, core, redis).running())
+                lane = BatchLane(service, batches, given.router_id, core.dispatcher.queued)
+                await stack.enter_async_context(lane.running())
             if own.controller:
                 await stack.enter_async_context(
                     pushing_traffic(meter, TrafficStore(redis, NAMESPACE), core.decisions)
@@ -244,7 +246,7 @@ class SimulatedRouter:
                 core.links, pins, config.max_pinned_tokens, wall_clock, service.environment.new_id
             )
             await stack.enter_async_context(self._over_grpc(service))
-            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes))
+            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes, batches))
 
     @asynccontextmanager
     async def _over_grpc(self, service: GenerationService) -> AsyncIterator[None]:
@@ -274,21 +276,16 @@ class SimulatedRouter:
         made = make_generation(config, core.dispatcher, catalog, quotas, NoMetering(), environment)
         return msgspec.structs.replace(made, grammars=cast(GrammarCheck, SimulatedCheck(self._rng)))
 
-    def _lane(
-        self, service: GenerationService, given: CoreDependencies, core: RouterCore, redis: Redis
-    ) -> BatchLane:
-        """Returns the runner of batch jobs, over the API's own generation service."""
-        store = BatchStore(redis, NAMESPACE, clock=given.clock)
-        return BatchLane(service, store, given.router_id, core.dispatcher.queued)
 
-
-def _app(service: GenerationService, prefixes: PrefixControl) -> ASGIApp:
+def _app(service: GenerationService, prefixes: PrefixControl, batches: BatchStore) -> ASGIApp:
+    most = service.limits.max_body_bytes
     app = app_of(
         openai_routes(service),
         embeddings_routes(service),
         messages_routes(service),
         prefix_routes(PrefixSurface(prefixes), service),
         responses_routes(service),
+        batch_routes(BatchSurface(batches, service.environment, most, most)),
     )
     return AccessMiddleware(app, _access(service), service.limits.max_inflight_bytes)
 
