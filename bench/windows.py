@@ -1,17 +1,19 @@
 """Pages leased and bytes shipped for one long prompt, with and without a window: the real loops and pools.
 
-    .venv/bin/python -m bench.windows [--window 4096 | --selection snapkv:1024 | --mixed gpt-oss-20b] [--prompt N]
+    .venv/bin/python -m bench.windows [--window 4096 | --selection snapkv:1024 | --mixed gpt-oss-20b
+                                       | --hybrid qwen3-next-80b] [--prompt N]
 
 Sizes are Mistral 7B's (32 layers, 8 KV heads of 128, bfloat16), 2 MiB per block of 16 tokens, or those of a model
-that mixes layers with a window and without, whose layers with a window then have pages of their own. Nothing is
-computed: the engines are stand-ins that choose token 0, because only pages and blocks are counted.
+that mixes layers with a window and without, whose layers with a window then have pages of their own. A hybrid is
+held against a model whose layers all are its attention. Nothing is computed: the engines are stand-ins that choose
+token 0, because only pages and blocks are counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,13 +27,15 @@ from baton.engine.plan import SampledToken, SequenceStep, StepPlan, StepResult
 from baton.engine.steps.loop import EngineParts
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import ALL, marked, parsed
+from baton.kv.layout.state import state_pages
 from baton.kv.layout.tables import by_window, table_count
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
-from baton.protos.nouns import EngineRequest, KvLayout, LayerGroup, Sampling
+from baton.protos.nouns import EngineRequest, KvLayout, LayerGroup, Sampling, StatePlane
 
 MIB = 1 << 20
+STATES = 16  # for which a pool has room beside its blocks
 DECODE = ("held by the decode worker as the answer begins", "held at most while it is written")
 
 
@@ -86,6 +90,29 @@ MIXED = {
 }
 
 
+class Hybrid(NamedTuple):
+    """Holds the sizes of a model of which ``attention`` of ``layers`` layers have K and V, the others a state."""
+
+    layers: int
+    attention: int
+    kv_heads: int
+    head_dim: int
+    states: tuple[StatePlane, ...]
+
+    def layout(self, dense: bool) -> KvLayout:
+        """Returns the model's layout, or that of a model with as many layers that all attend."""
+        layers, states = (self.layers, ()) if dense else (self.attention, self.states)
+        return layout_for("bfloat16", layers, self.kv_heads, self.head_dim, states=states)
+
+
+HYBRIDS = {
+    "qwen3-next-80b": Hybrid(
+        48, 12, 2, 256, (StatePlane("conv", 36, (8192, 3)), StatePlane("delta", 36, (32, 128, 128)))
+    ),
+    "bamba-9b": Hybrid(32, 3, 8, 128, (StatePlane("conv", 29, (8448, 3)), StatePlane("ssm", 29, (128, 64, 128)))),
+}
+
+
 def mixed(name: str) -> KvLayout:
     """Returns the layout of a model of ``MIXED`` whose pages hold blocks of all layers."""
     whole, windowed, heads, head_dim, window = MIXED[name]
@@ -112,7 +139,7 @@ def measured(layout: KvLayout, prompt: int, answer: int) -> tuple[int, int, int,
     """Returns (pages shipped, the most that the prefill worker leases, decode pages leased as the answer begins,
     the most of them while it is written).
     """
-    pages = 2 * (prompt + answer) // 16 * table_count(layout)
+    pages = 2 * (prompt + answer) // 16 * table_count(layout) + STATES * state_pages(layout)
     ids = itertools.count(1)
     prefill, decode = counting(layout, prompt, pages), counting(layout, prompt, pages)
     reader = PrefillLoop(parts(prefill), chunk_tokens=512)
@@ -152,10 +179,15 @@ if __name__ == "__main__":
     parser.add_argument("--window", type=int, default=4096)
     parser.add_argument("--selection", default=ALL)
     parser.add_argument("--mixed", choices=MIXED)
+    parser.add_argument("--hybrid", choices=HYBRIDS)
     parser.add_argument("--prompt", type=int, nargs="+", default=[8192, 32_768])
     parser.add_argument("--answer", type=int, default=256)
     args = parser.parse_args()
-    whole = mixed(args.mixed) if args.mixed else mistral()
-    window = args.window if args.selection == ALL else 0
-    less = by_window(whole) if args.mixed else mistral(window, args.selection)
+    if args.hybrid:
+        whole, less = (HYBRIDS[args.hybrid].layout(dense) for dense in (True, False))
+    elif args.mixed:
+        whole = mixed(args.mixed)
+        less = by_window(whole)
+    else:
+        whole, less = mistral(), mistral(args.window if args.selection == ALL else 0, args.selection)
     Console(width=120).print(table(rows(whole, less, args.prompt, args.answer)))

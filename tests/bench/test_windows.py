@@ -1,7 +1,8 @@
 """The count of pages and blocks with a window, small."""
 
+from baton.kv.layout.state import state_pages
 from baton.kv.layout.tables import by_window
-from bench.windows import measured, mistral, mixed
+from bench.windows import HYBRIDS, measured, mistral, mixed
 
 
 def test_with_a_window_fewer_blocks_are_shipped_and_leased():
@@ -20,3 +21,11 @@ def test_layers_with_a_window_beside_others_ship_what_it_shows_in_pages_of_their
     assert whole.page_bytes == 2 * less.page_bytes
     assert measured(whole, 2048, 40) == (128, 128, 129, 131)
     assert measured(less, 2048, 40) == (128 + 8, 128 + 40, 129 + 9, 131 + 11)
+
+
+def test_a_hybrid_ships_its_few_layers_of_attention_and_one_state():
+    hybrid, dense = (HYBRIDS["qwen3-next-80b"].layout(each) for each in (False, True))
+    assert (hybrid.page_bytes * 4, state_pages(hybrid)) == (dense.page_bytes, 201)
+    assert measured(dense, 512, 40) == (32, 32, 33, 35)
+    blocks, states = (32, 32, 33, 35), (1, 3, 3, 3)  # leased are a current state, one that is written, one kept
+    assert measured(hybrid, 512, 40) == tuple(b + 201 * s for b, s in zip(blocks, states, strict=True))

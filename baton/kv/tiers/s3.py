@@ -7,8 +7,8 @@ The time of a blob's last use is that of its last write: the protocol has no oth
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from baton.kv.tiers.blobs import Entry
@@ -56,9 +56,14 @@ class BucketStore:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
         pages = iter(pages)
         while (page := self._asked(lambda: next(pages, None), None)) is not None:
-            for found in page.get("Contents", ()):
-                name = found["Key"].removeprefix(self._prefix)
-                yield Entry(name, found["Size"], found["LastModified"].timestamp())
+            yield from map(self._entry, page.get("Contents", ()))
+
+    def _entry(self, listed: Mapping[str, Any]) -> Entry:
+        try:
+            name, size, written = listed["Key"], listed["Size"], listed["LastModified"]
+        except KeyError as missing:
+            raise OSError(errno.EIO, f"the bucket lists an object without its {missing}") from None
+        return Entry(name.removeprefix(self._prefix), size, written.timestamp())
 
     def _body(self, name: str, most: int) -> bytes:
         with self._client.get_object(**self._at(name))["Body"] as body:
@@ -72,7 +77,7 @@ class BucketStore:
         try:
             return ask()
         except self._errors as error:
-            response = getattr(error, "response", {})
+            response = getattr(error, "response", None) or {}  # None where no answer came
             if response.get("Error", {}).get("Code") in ABSENT and "Bucket" not in str(error):
                 return absent
             raise OSError(errno.EIO, f"the bucket can't be reached: {error}") from None

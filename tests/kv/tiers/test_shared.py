@@ -7,68 +7,21 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from baton.kv.exchange.warming import BlockKind, LowerTiers, Warmer
 from baton.kv.layout.page import layout_for
 from baton.kv.tiers import shared, writeback
-from baton.kv.tiers.blobs import Entry, meaning_of, name_of, packed, unpacked
+from baton.kv.tiers.blobs import meaning_of, name_of, packed, unpacked
 from baton.kv.tiers.folder import PART, FolderStore
-from baton.kv.tiers.holdings import Holdings
-from baton.kv.tiers.shared import Patience, SharedTier
+from baton.kv.tiers.shared import Patience
 from baton.kv.tiers.stack import Tiers
-from baton.kv.tiers.writeback import WriteBack
 from baton.protos.errors import ConfigError
-from tests.kv.sharers import LAYOUT, PAGE, Sharer, chain, content, settle
-
-CHAIN = chain(20)
-MEANING = meaning_of(LAYOUT, "f")
-
-
-class Worker(Sharer):
-    """A device of ``pages`` pages over a store that others have as well."""
-
-    def __init__(self, store: object, pages: int = 24, most_bytes: int = 0) -> None:
-        super().__init__(pages)
-        self.now = 0.0
-        self.pool.watch_idle()
-        tiers = Tiers([])
-        holdings = Holdings(tiers)
-        self.shared = SharedTier(store, MEANING, PAGE, most_bytes, lambda: self.now)
-        self.writeback = WriteBack(self.tell, self.memory, tiers, holdings, lambda: 0.0, self.shared)
-        self.kept = self.writeback.take
-        lower = LowerTiers(tiers, holdings, self.shared)
-        self.warmer = Warmer(self.filler, None, BlockKind("f", "test"), lower=lower)
-        self._task = asyncio.create_task(self.writeback.run())
-
-    async def share(self, hashes: Sequence[bytes]) -> None:
-        """Ends a request: its blocks are written to the store, if the store takes them."""
-        self.compute(hashes)
-        self.writeback.idle(self.pool.drain_idle())
-        await self.writeback.settled()
-        await self.shared.settled()
-
-    async def find(self, hashes: Sequence[bytes]) -> int:
-        """Begins a request; returns how many leading blocks are on the device then, after checking each byte."""
-        await self.warmer._take_shared(hashes, 0)
-        await settle()
-        held = self.pool.match(hashes)
-        for block in hashes[:held]:
-            assert bytes(self.memory.page(self.pool.blocks.page_of[block])) == content(block)
-        self.pool.check()
-        assert not self.pool.open_leases
-        return held
-
-    async def close(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
-        await self.shared.close()
+from tests.kv.sharers import LAYOUT, PAGE, chain, content, settle
+from tests.kv.tiers.shared_worker import CHAIN, MEANING, Worker
 
 
 class BadStore(FolderStore):
@@ -306,44 +259,6 @@ def test_a_folder_keeps_nothing_half_written_and_says_what_it_can_not_write(fold
 
 def _refuse(*args: object) -> None:
     raise OSError("refused")
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A real server that speaks S3's protocol, with a bucket; its URL."""
-    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
-            patch.setenv(name, "us-east-1")
-        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="blocks")
-        yield url
-    server.stop()
-
-
-async def test_workers_share_blocks_through_a_bucket_until_it_is_gone(bucket):
-    from baton.kv.tiers.s3 import BucketStore
-
-    made = partial(BucketStore, "s3://blocks/cluster", bucket)
-    first, second = Worker(made()), Worker(made())
-    await first.share(CHAIN[:6])
-    assert await second.find(CHAIN) == 6
-    store = made()
-    assert {entry.name for entry in store.entries()} == {name_of(MEANING, block) for block in CHAIN[:6]}
-    assert all(isinstance(entry, Entry) and entry.size > PAGE for entry in store.entries())
-    store.remove(name_of(MEANING, CHAIN[0]))
-    assert not store.has(name_of(MEANING, CHAIN[0]))
-    assert store.get(name_of(MEANING, CHAIN[0]), PAGE) is None
-    assert len(store.get(name_of(MEANING, CHAIN[1]), 7) or b"") == 7
-    third = Worker(BucketStore("s3://nowhere/cluster", bucket))
-    await third.share(CHAIN[:2])
-    assert (third.shared.stored, await third.find(CHAIN[:2])) == (0, 2)  # its own, on the device
-    assert third.shared.failed > 0
-    for worker in (first, second, third):
-        await worker.close()
 
 
 class HungTiers(Tiers):
