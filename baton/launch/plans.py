@@ -50,7 +50,9 @@ def worker_plans(
             engine = msgspec.structs.replace(spec.engine, cores_page=cores_page, all_cores=lent)
             spec = msgspec.structs.replace(spec, engine=engine)
         if sharers > 1:
-            spec = msgspec.structs.replace(spec, cache=msgspec.structs.replace(spec.cache, kv_sharers=sharers))
+            on_card = workers_on_card(config, own.worker)
+            cache = msgspec.structs.replace(spec.cache, kv_sharers=sharers, card_sharers=on_card)
+            spec = msgspec.structs.replace(spec, cache=cache)
         log, cards = str(log_dir / f"{slot}.log"), cards_of(own.worker)
         plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), log, cards=cards)
         plans.append(in_pool(config, plan))
@@ -160,9 +162,22 @@ def worker_spec(
 
 
 def workers_on_gpu(config: BatonConfig) -> int:
-    """Returns how many workers divide this machine's GPU; 1 where Ray gives each its own."""
-    devices = [config_of(config, slot, role).worker.device for slot, role in slots_of(config)]
-    return 1 if config.ray.address else max(1, devices.count("cuda"))
+    """Returns how many workers on GPUs divide this machine's memory; 1 where Ray spreads them over nodes."""
+    return 1 if config.ray.address else max(1, len(_on_gpus(config)))
+
+
+def workers_on_card(config: BatonConfig, worker: WorkerConfig) -> int:
+    """Returns how many workers divide a card of one with these settings; 1 where its ranks have cards of their own,
+    or Ray gives each worker one.
+    """
+    if config.ray.address or cards_of(worker) > 1:
+        return 1
+    return max(1, sum(cards_of(each) == 1 for each in _on_gpus(config)))
+
+
+def _on_gpus(config: BatonConfig) -> list[WorkerConfig]:
+    found = (config_of(config, slot, role).worker for slot, role in slots_of(config))
+    return [worker for worker in found if worker.device == "cuda"]
 
 
 def pace_of(config: BatonConfig) -> float:

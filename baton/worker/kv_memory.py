@@ -36,12 +36,13 @@ class KvRoom(msgspec.Struct, frozen=True):
 
 
 def kv_room(cache: CacheSpec, gpu: Gpu, weight_bytes: int, available: int, held: float = 1.0) -> KvRoom:
-    """Returns the room of one of ``kv_sharers`` workers on ``gpu`` whose weights take ``weight_bytes``. The host
-    has ``available`` bytes. The card's is negative where the weights alone don't fit.
+    """Returns the room of one of ``card_sharers`` workers on ``gpu`` whose weights take ``weight_bytes``, and of
+    ``kv_sharers`` on the host, which has ``available`` bytes. The card's is negative where the weights alone don't
+    fit.
 
     A card holds the share ``held`` of each page, its rank's heads; the bytes returned are of whole pages.
     """
-    part = int(gpu.memory_bytes * cache.kv_memory_share) // cache.kv_sharers
+    part = int(gpu.memory_bytes * cache.kv_memory_share) // cache.card_sharers
     return KvRoom(
         int((part - weight_bytes - ROOM_BYTES) / held), int(available * cache.kv_host_share) // cache.kv_sharers
     )

@@ -295,13 +295,17 @@ def test_a_decode_worker_keeps_a_pace_that_every_class_may_have(
 @pytest.mark.parametrize(
     ("sections", "sharers"),
     [
-        ({"worker": {"device": "cuda"}}, {2}),
-        ({"worker": {"device": "cuda"}, "cluster": {"colocated": True}}, {1}),
-        ({"worker": {"device": "cuda"}, "cluster": {"pools": [PACED]}}, {2}),
-        ({"worker": {"device": "cuda"}, "ray": {"address": "ray://a"}, "redis": {"url": "redis://a"}}, {1}),
-        ({}, {1}),
+        ({"worker": {"device": "cuda"}}, {(2, 2)}),
+        ({"worker": {"device": "cuda"}, "cluster": {"colocated": True}}, {(1, 1)}),
+        ({"worker": {"device": "cuda"}, "cluster": {"pools": [PACED]}}, {(2, 2)}),
+        ({"worker": {"device": "cuda"}, "ray": {"address": "ray://a"}, "redis": {"url": "redis://a"}}, {(1, 1)}),
+        ({"worker": {"device": "cuda", "tp": 2}}, {(2, 1)}),  # four cards, and one host
+        ({"worker": {"device": "cuda"}, "cluster": {"prefill_tp": 2, "decode": 2}}, {(3, 1), (3, 2)}),
+        ({}, {(1, 1)}),
     ],
 )
-def test_workers_on_one_card_know_how_many_divide_it(tmp_path: Path, sections: dict, sharers: set[int]) -> None:
+def test_workers_know_how_many_divide_the_host_and_their_card(
+    tmp_path: Path, sections: dict, sharers: set[tuple[int, int]]
+) -> None:
     specs = [load_spec(plan.spec) for plan in worker_plans(config(**sections), "m", "", tmp_path, tmp_path)]
-    assert {spec.cache.kv_sharers for spec in specs} == sharers
+    assert {(spec.cache.kv_sharers, spec.cache.card_sharers) for spec in specs} == sharers

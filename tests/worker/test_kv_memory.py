@@ -30,14 +30,14 @@ def test_a_cpu_takes_little() -> None:
 
 @pytest.mark.parametrize(("share", "sharers"), [(0.85, 1), (0.85, 2), (1.0, 1), (0.5, 1)])
 def test_a_card_s_workers_take_its_share_together_weights_and_room_included(share: float, sharers: int) -> None:
-    cache = CacheSpec(kv_memory_share=share, kv_sharers=sharers)
+    cache = CacheSpec(kv_memory_share=share, card_sharers=sharers)
     each = on_card(cache) + 16 * GIB + ROOM_BYTES
     assert each * sharers == pytest.approx(share * H100.memory_bytes, abs=sharers)
 
 
 def test_a_small_host_bounds_its_mirror_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    assert on_card(CacheSpec(kv_sharers=2), host=10 * GIB) == 4 * GIB
+    assert on_card(CacheSpec(kv_sharers=2, card_sharers=2), host=10 * GIB) == 4 * GIB
     assert "room for 17.0 GiB of KV, the host for copies of 4.0 GiB: the host's bounds it" in caplog.text
     assert on_card(CacheSpec(kv_sharers=2, kv_host_share=0.5), host=10 * GIB) == int(2.5 * GIB)
 
@@ -60,5 +60,5 @@ def test_a_card_without_room_beside_the_weights_is_refused_with_the_remedy() -> 
     with pytest.raises(
         ConfigError, match=r"may take 34\.0 GiB, .* need 41\.0 GiB; raise worker\.kv_memory_share"
     ) as told:
-        on_card(CacheSpec(kv_sharers=2), weights=40 * GIB)
+        on_card(CacheSpec(card_sharers=2), weights=40 * GIB)
     assert told.value.param == "worker.kv_memory_share"

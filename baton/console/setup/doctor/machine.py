@@ -16,7 +16,7 @@ from baton.console.setup.findings import Finding
 from baton.engine.backends.cuda.gpu import Gpu, Probe, probe, require, without_kernels
 from baton.kernels.abi import build, native
 from baton.kv.transport import FROM_CARD
-from baton.launch.plans import workers_on_gpu
+from baton.launch.plans import workers_on_card, workers_on_gpu
 from baton.launch.single import usable_cores
 from baton.process.memory import available_bytes
 from baton.protos.errors import ConfigError
@@ -177,6 +177,7 @@ def _kv_room(config: BatonConfig, gpu: Gpu) -> str:
         kv_memory_share=worker.kv_memory_share,
         kv_host_share=worker.kv_host_share,
         kv_sharers=workers_on_gpu(config),
+        card_sharers=workers_on_card(config, config.worker),
     )
     return kv_room(cache, gpu, 0, available_bytes()).told
 
