@@ -107,12 +107,12 @@ def _made(folder: Path | None) -> Path:
     """Returns the folder of locks, this user's on this machine, which is made if it is missing. Raises ConfigError
     if it can't be, or if others may write to it.
     """
-    where = folder or Path(tempfile.gettempdir(), f"baton-cards-{os.getuid()}")
     try:
+        where = folder or Path(tempfile.gettempdir(), f"baton-cards-{os.getuid()}")
         where.mkdir(mode=0o700, exist_ok=True)
         found = where.lstat()
     except OSError as error:
-        text = f"{where}, where cards are taken, can't be made: {error.strerror}; name another folder by TMPDIR"
+        text = f"the folder where cards are taken can't be made: {error}; name another temporary folder by TMPDIR"
         raise ConfigError(text, "device") from error
     if where.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
         text = f"{where}, where cards are taken, isn't this user's alone; remove it, or name another by TMPDIR"
