@@ -341,6 +341,8 @@ def _digest_with(hash_seed: str) -> str:
     [
         "leased_behind_waiting",  # seed 8200056: a second prefill waited for those who wait for its seat
         "lease_without_reader",  # seed 912880069: a second prefill was left to the decode worker
+        "prefix_before_a_prompt",  # a pinned prefix kept a long prompt from starting, and all others behind it
+        "prefix_before_an_answer",  # the same on a decode worker
         "unreadable_reply",  # seed 234053315: a transport's answer that couldn't be read was a TypeError
     ],
 )

@@ -32,6 +32,7 @@ from baton.engine.states import AttentionReach
 from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
 from baton.engine.steps.loop import IDLE_WAIT_S, EngineParts, StepLoop, note
+from baton.engine.steps.sharing import prefixes_in_the_way
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
 from baton.protos.measurements import StepSample
@@ -132,7 +133,8 @@ class DecodeLoop(StepLoop):
         except Exception as error:
             note(error, f"sequence {message.key} could not be admitted")
             self._withdraw(message.key)
-            self.channel.send(ch.Refused(message.key, to_info(error)))
+            hopeless = isinstance(error, PoolExhausted) and self.empty and self.parts.sharing.only_keeps_prefixes
+            self.channel.send(ch.Refused(message.key, to_info(prefixes_in_the_way() if hopeless else error)))
         else:
             self.channel.send(admitted)
 

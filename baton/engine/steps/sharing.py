@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos import channel as ch
-from baton.protos.errors import PoolExhausted
+from baton.protos.errors import PoolExhausted, Unavailable
 
 KEPT_FOR_REQUESTS = 8  # fills leave an eighth of the pages, so that what is fetched doesn't starve what is computed
 
@@ -20,6 +20,15 @@ KEPT_FOR_REQUESTS = 8  # fills leave an eighth of the pages, so that what is fet
 def nothing() -> int:
     """Returns 0: no page is reserved."""
     return 0
+
+
+def prefixes_in_the_way() -> Unavailable:
+    """Returns the error of a request that lacks pages while nothing but pinned prefixes holds any.
+
+    Waiting would keep all others waiting, too, for as long as the pins last.
+    """
+    text = "pinned prefixes hold pages that this request needs: unpin some, or lower worker.pinned_share"
+    return Unavailable(text, "worker.pinned_share")
 
 
 class PageSharing:
@@ -30,12 +39,18 @@ class PageSharing:
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._pins: dict[int, PageLease] = {}
+        self._lasting: set[int] = set()  # pins of prefixes, which last until somebody lets them go
         self._kept: dict[int, tuple[int, ...]] = {}
         self._fills: dict[int, tuple[PageLease, tuple[bytes, ...]]] = {}
 
     def __len__(self) -> int:
         """Returns the number of open shares."""
         return len(self._pins) + len(self._fills) + len(self._kept)
+
+    @property
+    def only_keeps_prefixes(self) -> bool:
+        """Returns whether all shares are of pinned prefixes, so that none comes free by itself soon."""
+        return 0 < len(self._lasting) == len(self)
 
     def pin(self, message: ch.Pin, reserved: Callable[[], int] = nothing) -> ch.Pinned:
         """Leases the leading cached blocks of a fetch and returns their pages; returns none if fewer than
@@ -46,6 +61,8 @@ class PageSharing:
         if lease is None:
             return ch.Pinned(message.key, ())
         self._pins[message.key] = lease
+        if message.lasts:
+            self._lasting.add(message.key)
         return ch.Pinned(message.key, tuple(lease.pages))
 
     def _leased(self, hashes: Sequence[bytes], kept: int, reserved: Callable[[], int]) -> PageLease | None:
@@ -70,6 +87,7 @@ class PageSharing:
 
     def unpin(self, message: ch.Unpin) -> None:
         """Ends a pin, whose pages were read."""
+        self._lasting.discard(message.key)
         lease = self._pins.pop(message.key, None)
         if lease is not None:
             lease.close()

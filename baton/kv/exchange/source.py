@@ -88,7 +88,7 @@ class BlockSource:
             raise self._lost
         key = next(self._keys)
         self._pins[key] = pinned = asyncio.get_running_loop().create_future()
-        self._send(ch.Pin(key, hashes))
+        self._send(ch.Pin(key, hashes, lasts=True))
         try:
             return key, len((await pinned).pages)
         except BaseException:

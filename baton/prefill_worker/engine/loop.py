@@ -17,6 +17,7 @@ from baton.engine.states import AttentionReach
 from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
 from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.steps.sharing import prefixes_in_the_way
 from baton.kv.layout import prefix
 from baton.kv.layout.room import reading_room
 from baton.kv.layout.selection import chosen_from, prompt_selection_of
@@ -163,12 +164,17 @@ class PrefillLoop(StepLoop):
         self.parts.cores.tell_chunk(self._chunk_s)
 
     def _made_way(self) -> bool:
-        """Fails the last of several prompts that lack pages for their next chunks, so that others get its pages;
-        returns whether it did.
+        """Fails the last of several prompts that lack pages for their next chunks, so that others get its pages, or
+        one that pinned prefixes keep from starting; returns whether it did.
         """
         stuck, shipping = self.scheduler.stuck, len(self.shipments) - len(self.scheduler.jobs)
-        if len(stuck) < 2 or shipping:
+        if shipping:
             return False  # pages that are being read come free
+        if self.scheduler.starved is not None and self.parts.sharing.only_keeps_prefixes:
+            self.fail(self.scheduler.starved, prefixes_in_the_way())
+            return True
+        if len(stuck) < 2:
+            return False
         text = "pages that prompts here will need were taken by pinned prefixes or fetches; ask another worker"
         self.fail(stuck[-1], PoolExhausted(text, "pages"))
         return True

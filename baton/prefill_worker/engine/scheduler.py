@@ -124,6 +124,9 @@ class PrefillScheduler:
         self.aging = aging
         self.jobs: dict[int, PrefillJob] = {}
         self.stuck: tuple[int, ...] = ()  # those of an empty plan that lack pages for their chunk, in its order
+        self.starved: int | None = (
+            None  # the first job of a plan that lacks pages to start, though no other has any
+        )
         self._coming: dict[int, set[bytes]] = {}  # by started job, the blocks that it is the first to compute
 
     def add(self, job: PrefillJob) -> None:
@@ -149,11 +152,13 @@ class PrefillScheduler:
         """
         items: list[SequenceStep] = []
         budget, room, stuck = self.chunk_tokens, True, list[int]()
+        first: int | None = None  # that lacks pages to start
         for job in sorted(self.jobs.values(), key=lambda j: self._urgency(j, now)):
             if budget == 0 or len(items) == self.max_batch:
                 break
-            if job.lease is None:
-                room = room and (self._comes_soon(job) or self._start(job, now))
+            if job.lease is None and room:
+                room = self._comes_soon(job) or self._start(job, now)
+                first = first if room else job.sequence.seq
             if job.lease is None:
                 continue
             take = _taken(job, budget, self.rules)
@@ -165,6 +170,7 @@ class PrefillScheduler:
                 items.append(item)
                 budget = max(0, budget - len(item.tokens))
         self.stuck = () if items else tuple(stuck)
+        self.starved = None if any(job.lease is not None for job in self.jobs.values()) else first
         return StepPlan(tuple(items))
 
     def _urgency(self, job: PrefillJob, now: float) -> tuple[int, float, int]:

@@ -11,11 +11,12 @@ from baton.protos.channel.message import Message
 
 class Pin(Message):
     """Asks to pin the leading blocks of ``hashes`` that are cached, so that another worker can fetch them; answered
-    by Pinned.
+    by Pinned. ``lasts``: they are pinned for as long as a client wants, not while they are read.
     """
 
     key: int
     hashes: tuple[bytes, ...]
+    lasts: bool = False
 
 
 class Unpin(Message):

@@ -283,6 +283,23 @@ def test_a_pin_holds_cached_pages_until_unpin(bench: Bench) -> None:
     assert bench.at_baseline()
 
 
+def test_a_prompt_that_a_pinned_prefix_keeps_from_starting_fails_once_nothing_else_comes_free() -> None:
+    bench = Bench(pages=8)
+    bench.say(prefill(1, prompt_of(64)))
+    bench.say(ch.SendClosed(1))
+    hashes = tuple(b.hash for b in bench.shipped(1))
+    bench.say(ch.Pin(7, hashes), ch.Pin(8, hashes, lasts=True))
+    bench.say(prefill(2, prompt_of(100, 1)))
+    bench.finish()
+    assert not bench.of(2, ch.PrefillFailed), "a fetch ends soon"
+    bench.say(ch.Unpin(7))
+    (failed,) = bench.of(2, ch.PrefillFailed)
+    assert (failed.error.type, failed.error.param) == ("Unavailable", "worker.pinned_share")
+    bench.say(prefill(3, prompt_of(20, 2)))
+    bench.finish()
+    assert bench.shipped(3)
+
+
 def test_random_cancels_leave_the_pool_at_baseline(bench: Bench) -> None:
     salts = itertools.cycle(range(5))
     for key in range(1, 60):
