@@ -34,13 +34,16 @@ OF = {
     "row_ops": ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu"),
     **dict.fromkeys(("step", "fused_step", "layer_streams", "shared_prefixes", "rank_heads"), ("step",)),
     "rank_meetings": ("collective",),
-    **dict.fromkeys(("linear", "prefill", "dispatch"), ("linear",)),
+    **dict.fromkeys(("linear", "prefill", "dispatch", "by_row"), ("linear",)),
     "verify": ("paged_attention",),
     "paged_attention": ("paged_attention",),
 }
 NOT_OPS = {"shim", "gates", "table", "meetings"}
 # Multiprocessors that dispatch takes a card to have beside its own number, and the shim, which has three.
 AS_SHIM, AS_CARD = 3, 132
+QUICK = "quick"  # the part of rows of a suite's quick tests alone, which the table of what ran doesn't count
+FIRST = ("linear", "paged_attention", "step", "embedding", "lm_head")  # ops without which no step is right
+LAST = ("megakernel", "collective")  # whose blocks wait for one another, so that what is wrong may hang
 TOOLS = ("memcheck", "racecheck")
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 COLLECT_S, TEST_S, TOOL_S = 60.0, 60.0, 240.0  # limits of a listing, a test, a file under a tool
@@ -140,18 +143,35 @@ def verdict(test: str, output: str) -> Row:
     return Row(part="test", name=test, value=value, unit="passed", said=summary(output))
 
 
-def by_op(outcomes: Sequence[Outcome]) -> Iterator[Row]:
-    """A row for each op, from how its tests went; one for the handoff from card to card."""
+def grouped(cases: Iterable[Case]) -> dict[tuple[str, ...], list[Case]]:
+    """Returns the cases by the ops that they are of: FIRST in its order, then the others, LAST at the end. The
+    handoff from card to card is of no op.
+    """
+    of_file = {file: ops for ops, tests in files().items() for file in tests}
+    found: dict[tuple[str, ...], list[Case]] = {ops: [] for ops in sorted(files(), key=_turn)}
+    for case in cases:
+        found.setdefault(of_file.get(case.name.partition("::")[0], ()), []).append(case)
+    return found
+
+
+def _turn(ops: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    if ops[0] in LAST:
+        return len(FIRST) + 1, ops
+    return (FIRST.index(ops[0]) if ops[0] in FIRST else len(FIRST)), ops
+
+
+def rows_of(ops: tuple[str, ...], outcomes: Sequence[Outcome], part: str = "checks") -> Iterator[Row]:
+    """Yields a row of ``part`` for each of ``ops``, from how their tests went; without ops, of the handoff from
+    card to card.
+    """
     launched = {kernel for each in outcomes for row in each.rows for kernel in row.launched}
-    for ops, tests in files().items():
-        mine = [each for each in outcomes if each.case.name.partition("::")[0] in tests]
-        value, said = _together(mine)
-        for op in ops:
-            key = build.source_key(op)
-            kernels = tuple(table.of_op(launched, op))
-            yield Row(part="checks", name=op, value=value, unit="passed", against=key, said=said, launched=kernels)
-    value, said = _together([each for each in outcomes if each.case.name.startswith(HANDOFF)])
-    yield Row(part="handoff", name="from card to card, two processes", value=value, unit="passed", said=said)
+    value, said = _together(outcomes)
+    for op in ops:
+        key = build.source_key(op)
+        kernels = tuple(table.of_op(launched, op))
+        yield Row(part=part, name=op, value=value, unit="passed", against=key, said=said, launched=kernels)
+    if not ops:
+        yield Row(part="handoff", name="from card to card, two processes", value=value, unit="passed", said=said)
 
 
 def _together(outcomes: Sequence[Outcome]) -> tuple[float | None, str]:

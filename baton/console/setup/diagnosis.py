@@ -5,6 +5,7 @@ Knows nothing of what is checked.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -50,5 +51,10 @@ def register(app: typer.Typer, guarded: Guard) -> None:
         from baton.console.setup.findings import show
 
         if gpu:
-            raise typer.Exit(guarded(lambda: show(try_card(), json)))
+            raise typer.Exit(guarded(lambda: show(try_card(tell=_trying), json)))
         raise typer.Exit(guarded(lambda: show(examine(config, quick), json)))
+
+
+def _trying(name: str) -> None:
+    """Says on stderr what is tried next, because it may take seconds, or hang."""
+    print(f"trying {name}", file=sys.stderr, flush=True)

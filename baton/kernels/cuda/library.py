@@ -56,6 +56,8 @@ _FUNCTIONS: dict[str, tuple[CType, ...]] = {
     "device_pageable": (P,),
     "device_register": (P, I64),
     "device_unregister": (P,),
+    "linear_library": (P, P),
+    "linear_ways": (I64, I64, I32, P, P, I64),
 }
 
 

@@ -1,7 +1,10 @@
 // linear on a GPU: one small kernel rounds the rows, one multiplies them by the CPU's panels on tensor cores. Knows nothing of
-// models. A row's bits don't depend on its batch: K is summed in eight slices, by its length alone, in all kernels.
+// models. A row's bits don't depend on its batch: K is summed in eight slices, by its length alone, in all kernels. Of bf16 weights
+// that lie row by row, more than 64 rows may go to cuBLASLt, which has an order of its own.
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
+#include "by_row.cuh"
+#include "library.cuh"
 #include "prefill.cuh"
 #include "prepare.cuh"
 #include "round.cuh"
@@ -69,6 +72,64 @@ int run(const Call& c, void* stream) {
   return run_skinny<F, MODE, 8>(c, columns, stream);
 }
 
+bool lie_as_bf16(const Call& c, const Input& in) {
+  return in.dtype == BF16 && c.w.k % 8 == 0 && (uintptr_t(in.x) | size_t(in.stride) * 2) % 16 == 0;
+}
+
+// Rows of bf16 as they are, or rounded ones.
+int take_bf16(Call& c, const Input& in, void* stream) {
+  if (!lie_as_bf16(c, in)) return round_to<TO_BF16>(c, in, stream);
+  c.x = (const char*)in.x, c.x_bytes = in.stride * 2, c.valid = int(c.w.k) * 2;
+  return 0;
+}
+
+#if defined(BATON_MUTATION_CUDA_LINEAR_SMALL) || defined(BATON_MUTATION_CUDA_LINEAR_MANY)
+int multiply_by_row(Call&, const Input&, void*) { return int(cudaErrorInvalidValue); }
+#else
+// A product goes through memory of ours, in bf16, where more than a float's bias is to be done to it, or where its place is at an
+// odd address. False: the library has no way.
+bool by_library(Call& c, const Input& in, void* stream, int& wrong) {
+  const bool finishes = c.inner || c.w.row_scale || (c.bias && c.out_dtype == BF16) || !c.aligned;
+  const int64_t stride = finishes ? up(int(c.w.n), 8) : c.out_stride;
+  const size_t rounded = (size_t(c.m) * (up(int(c.w.k), 16) * 2 + 4) + 255) / 256 * 256;
+  const size_t rows = lie_as_bf16(c, in) ? 0 : rounded, results = finishes ? size_t(c.m) * stride * 2 : 0;
+  char* memory = (char*)workspace(WORKSPACE_ROWS, rows + results, stream);
+  if (rows + results && !memory) return wrong = 2, true;  // cudaErrorMemoryAllocation
+  Product p{c.w.data, nullptr, finishes ? nullptr : c.bias, finishes ? memory + rows : c.out, c.w.n, c.w.k, c.m, c.padded, 0, stride,
+            finishes || c.out_dtype == BF16 ? LT_BF16 : LT_F32};
+  p.x_stride = rows ? up(int(c.w.k), 16) : in.stride;
+  if (!library().has(p)) return false;
+  if ((wrong = take_bf16(c, in, stream))) return true;
+  p.x = c.x;
+  if ((wrong = library().multiply(p, stream)) || !finishes) return true;
+  const dim3 grid(unsigned(c.m), unsigned(parts(c.inner ? c.inner : c.w.n, FINISHERS * 4)));
+  wrong = BATON_LAUNCH_PDL(finish_rows, grid, dim3(FINISHERS), 0, stream, c, (const bf16*)p.out, stride);
+  return true;
+}
+
+constexpr int LIBRARY_ROWS = 2048;  // at once, so that the memory between a product and its gate has a bound
+
+bool in_pieces(const Call& c, const Input& in, void* stream, int& wrong) {
+  for (int64_t first = 0; first < c.m && !wrong; first += LIBRARY_ROWS) {
+    Call piece = c;
+    piece.m = int(c.m - first < LIBRARY_ROWS ? c.m - first : LIBRARY_ROWS);
+    piece.out = static_cast<char*>(c.out) + first * c.out_stride * (c.out_dtype == BF16 ? 2 : 4);
+    const char* x = static_cast<const char*>(in.x) + first * in.stride * (in.dtype == BF16 ? 2 : 4);
+    if (!by_library(piece, {x, in.dtype, in.stride}, stream, wrong)) return false;
+  }
+  return true;
+}
+
+int multiply_by_row(Call& c, const Input& in, void* stream) {
+  int wrong = 0;
+  if (c.m > 64 && library().takes(c.w.n, c.w.k, c.inner != 0, c.m) && in_pieces(c, in, stream, wrong)) return wrong;
+  if ((wrong = take_bf16(c, in, stream))) return wrong;
+  if (c.m <= 8) return run_by_row<1>(c, stream);
+  if (c.m <= 16) return run_by_row<2>(c, stream);
+  return c.m <= 32 ? run_by_row<4>(c, stream) : run_by_row<8>(c, stream);
+}
+#endif
+
 template <int F, int R>
 int many(Call& c, const Input& in, void* stream) {
   const Image image = image_of(c);
@@ -99,6 +160,10 @@ int multiply(Call& c, const Input& in, bool, void* stream) {
 }
 
 int multiply_rounded(const Call&, void*) { return int(cudaErrorInvalidValue); }
+#elif defined(BATON_MUTATION_CUDA_LINEAR_ROWS)
+// A build for planted bugs has weights row by row alone.
+int multiply(Call&, const Input&, bool, void*) { return int(cudaErrorInvalidValue); }
+int multiply_rounded(const Call&, void*) { return int(cudaErrorInvalidValue); }
 #else
 int multiply_rounded(const Call& c, void* stream) {
   if (c.w.kind == LINEAR_E4M3) return run<FORM_FP8, PLAIN>(c, stream);
@@ -112,11 +177,7 @@ int multiply(Call& c, const Input& in, bool wide_rows, void* stream) {
     return c.w.kind == LINEAR_W8 ? many<FORM_W8, TO_INT8>(c, in, stream) : many<FORM_FP8, TO_E4M3>(c, in, stream);
   }
   if (c.w.kind == LINEAR_BF16) {
-    const bool as_it_is = in.dtype == BF16 && c.w.k % 8 == 0 && (uintptr_t(in.x) | size_t(in.stride) * 2) % 16 == 0;
-    if (as_it_is)
-      c.x = (const char*)in.x, c.x_bytes = in.stride * 2, c.valid = int(c.w.k) * 2;
-    else
-      wrong = round_to<TO_BF16>(c, in, stream);
+    wrong = take_bf16(c, in, stream);
     return wrong ? wrong : run<FORM_BF16, PLAIN>(c, stream);
   }
   if (wide_rows) {
@@ -128,6 +189,17 @@ int multiply(Call& c, const Input& in, bool wide_rows, void* stream) {
 }
 #endif
 
+// As `prepare` has it, or of weights row by row.
+bool prepare_any(Call& c, const PackedLinear& w, int64_t m, const float* bias, const Output& out, bool gated) {
+  PackedLinear plain = w;
+  if (w.kind == LINEAR_BF16 && w.group == BY_ROW) plain.group = 0;
+  return prepare(c, plain, m, bias, out, gated);
+}
+
+int multiply_any(const PackedLinear& w, Call& c, const Input& in, void* stream) {
+  return w.group == BY_ROW ? multiply_by_row(c, in, stream) : multiply(c, in, false, stream);
+}
+
 }  // namespace
 }  // namespace baton
 
@@ -136,8 +208,8 @@ BATON_API int baton_linear(const baton::PackedLinear* w, const void* x, int32_t 
   using namespace baton;
   if (m <= 0) return 0;
   Call c;
-  if (!prepare(c, *w, m, bias, {out, out_dtype, out_stride}, false)) return int(cudaErrorInvalidValue);
-  return multiply(c, {x, x_dtype, x_stride}, false, stream);
+  if (!prepare_any(c, *w, m, bias, {out, out_dtype, out_stride}, false)) return int(cudaErrorInvalidValue);
+  return multiply_any(*w, c, {x, x_dtype, x_stride}, stream);
 }
 
 // int4 weights by rows of bf16 (W4A16).
@@ -156,8 +228,8 @@ BATON_API int baton_linear_swiglu(const baton::PackedLinear* w, const void* x, i
   using namespace baton;
   if (m <= 0) return 0;
   Call c;
-  if (!prepare(c, *w, m, bias, {out, out_dtype, out_stride}, true)) return int(cudaErrorInvalidValue);
-  return multiply(c, {x, x_dtype, x_stride}, false, stream);
+  if (!prepare_any(c, *w, m, bias, {out, out_dtype, out_stride}, true)) return int(cudaErrorInvalidValue);
+  return multiply_any(*w, c, {x, x_dtype, x_stride}, stream);
 }
 
 namespace {
@@ -186,4 +258,13 @@ BATON_API int baton_linear_rounded(const baton::PackedLinear* w, const void* q, 
 BATON_API int baton_linear_rounded_swiglu(const baton::PackedLinear* w, const void* q, const float* scales, int64_t m,
                                           const float* bias, void* out, int32_t out_dtype, int64_t out_stride, void* stream) {
   return rounded(*w, q, scales, m, bias, {out, out_dtype, out_stride}, true, stream);
+}
+
+// cuBLASLt at `path`, for the current card, and its version.
+BATON_API int baton_linear_library(const char* path, int64_t* version) { return baton::library().open(path, version); }
+
+// By what products of each number of rows go, of bf16 weights (n, k) that lie row by row (Library::choose); `count` sizes.
+BATON_API int baton_linear_ways(int64_t n, int64_t k, int32_t gated, const int64_t* sizes, const int32_t* ways, int64_t count) {
+  baton::library().choose(n, k, gated != 0, {sizes, sizes + count}, {ways, ways + count});
+  return 0;
 }

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from baton.cluster.config import load_config
 from baton.console.main import app
 from baton.console.setup.doctor import card, machine
-from baton.engine.backends.cuda import card_trials, gpu
+from baton.engine.backends.cuda import card_trials, gpu, products
 from baton.engine.backends.cuda.card_trials import CardTrials
 from baton.engine.backends.cuda.gpu import Gpu
 from baton.engine.backends.cuda.op_trials import OpTrial
+from baton.engine.backends.cuda.product_choice import ProductTimes, chosen
 from baton.engine.backends.torch import card_ops
 from baton.engine.backends.torch.card_ops import OpChoice
 from baton.kernels.abi.build import CACHE_ENV
@@ -92,6 +93,30 @@ def test_the_plain_doctor_tells_what_was_kept(tmp_path: Path, monkeypatch: pytes
     assert "tried on 2001-09-09 01:46 UTC: wrong: rms_norm, 1 rows, 2 of 3 ops as fast as torch's" in said
 
 
+def test_what_multiplies_each_matrix_is_a_finding_and_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [ProductTimes(rows, 100.0, 100.0, 40.0 if rows > 64 else None) for rows in products.ROWS]
+    monkeypatch.setenv(CACHE_ENV, str(tmp_path))
+    monkeypatch.setenv(products.LIBRARY_ENV, "/nowhere/libcublasLt.so.13")
+    monkeypatch.setattr(card, "device", lambda: None)
+    monkeypatch.setattr(card_trials, "run_trials", lambda gpu, library, shim, tell: CardTrials("H100", 1e9, {}, ()))
+    monkeypatch.setattr(card_trials, "with_megakernel", lambda found, library, shim, tell: found)
+    monkeypatch.setattr(products, "open_library", lambda device, path: 130000)
+    monkeypatch.setattr(products, "try_matrix", lambda device, where, matrix, timed: chosen(matrix, times))
+    said: list[str] = []
+    found = card.try_card(lambda: H100, said.append)
+    assert said == ["products of bf16 matrices beside cuBLASLt"]
+    assert len(found) == 1 + len(products.USUAL)
+    assert "product 4096 x 4096: by rows, cuBLASLt at 96, 128, 256" in found[1].what
+    config = load_config(flags={"worker": {"device": "cuda"}}, search=Path("/nowhere"))
+    assert "product 28672 x 4096, gated: by rows" in machine.gpu(config, lambda: H100).what
+    monkeypatch.setattr(products, "open_library", lambda device, path: 1 / 0)
+    monkeypatch.setenv(products.LIBRARY_ENV, "0")
+    without = card.try_card(lambda: H100)[-1]
+    assert (without.state, "BATON_CUBLASLT" in without.remedy) == ("warn", True)
+
+
 def test_figures_that_cannot_be_kept_are_shown_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +124,9 @@ def test_figures_that_cannot_be_kept_are_shown_all_the_same(
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")
     monkeypatch.setenv(CACHE_ENV, str(tmp_path / "file"))
     monkeypatch.setattr(card, "device", lambda: None)
-    monkeypatch.setattr(card_trials, "run_trials", lambda gpu, library, shim: CardTrials("shim", 1e9, {}, OPS))
+    monkeypatch.setattr(
+        card_trials, "run_trials", lambda gpu, library, shim, tell: CardTrials("shim", 1e9, {}, OPS)
+    )
     kept, *ops = card.try_card()
     assert (kept.state, len(ops)) == ("warn", len(OPS))
     assert CACHE_ENV in kept.remedy
@@ -112,6 +139,7 @@ def test_on_the_shim_every_step_and_op_is_tried_and_kept(tmp_path: Path, monkeyp
     result = CliRunner().invoke(app, ["doctor", "--gpu", "--json"])
     found = json.loads(result.stdout)["findings"]
     assert result.exit_code == 0
+    assert [line for line in result.stderr.splitlines() if line.startswith("trying the megakernel")]
     assert [one["subject"] for one in found[:7]] == ["card", *["gpu step"] * 6]
     assert {one["state"] for one in found} <= {"ok", "warn"}
     assert card_trials.load_record(card.SHIM) is not None

@@ -27,6 +27,11 @@ QUICK_FILES = {
     "test_table",
 }
 QUICK = {  # beginnings of test names, by file
+    "test_by_row": (
+        "test_few_rows_are_the_float64_oracles[100-72",
+        "test_more_than_64_rows",
+        "test_what_the_library",
+    ),
     "test_cascade_attention": ("test_suffixes_of_any_length_are_merged[fp8_e4m3-0]",),
     "test_linear": ("test_the_cpus_suite_holds_on_the_shim[bad_rows", "test_a_gate_in_the_epilogue"),
     "test_lm_head": ("test_logits_are_those_of_float64", "test_more_rows_than_one_tile"),

@@ -16,17 +16,20 @@ from baton.kernels.cuda.library import DeviceError, device, on_shim
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:
-    from baton.engine.backends.cuda.card_trials import CardTrials
+    from baton.engine.backends.cuda.card_trials import CardTrials, Tell
     from baton.engine.backends.cuda.op_trials import OpTrial
 
 SHIM = Gpu("the SIMT shim", (9, 0), (13, 0), 0)
 INSTALL = "install the extra [gpu] and what it compiles with (nvcc); until then torch computes it"
 FREE = "try again while nothing else is on the card; a worker's start tries it, too"
+NO_LIBRARY = "torch's CUDA wheels bring it; BATON_CUBLASLT names another one"
 SLOWER = "slower than torch's: the step uses ours all the same"
 
 
-def try_card(ask: Probe = probe) -> list[Finding]:
-    """Returns a finding of the card, of each kind of step and of each op, and keeps the figures."""
+def try_card(ask: Probe = probe, tell: Tell = lambda _: None) -> list[Finding]:
+    """Returns a finding of the card, of each kind of step and of each op, and keeps the figures. ``tell`` is called
+    with what runs next.
+    """
     try:
         gpu = SHIM if on_shim() else require(ask=ask)
     except ConfigError as error:
@@ -34,7 +37,7 @@ def try_card(ask: Probe = probe) -> list[Finding]:
     if said := without_kernels(gpu):
         return [Finding("card", "warn", f"{gpu.name}: torch's ops serve", said), *_choices(gpu)]
     try:
-        return _trial(gpu)
+        return _trial(gpu, tell)
     except (BuildError, DeviceError) as error:
         remedy = "torch's ops serve instead; `python -m baton.kernels.cuda.build` says more"
         return [Finding("card", "fail", f"{gpu.name}: {str(error).splitlines()[0]}", remedy)]
@@ -66,6 +69,13 @@ def earlier_trial(gpu: Gpu) -> str:
     faster = sum(op.own_us <= op.torch_us for op in found.ops)
     said = f"wrong: {', '.join(wrong)}" if wrong else "all right"
     return f"tried on {when}: {said}, {faster} of {len(found.ops)} ops as fast as torch's or faster"
+
+
+def told_products(gpu: Gpu) -> str:
+    """Returns what multiplies which bf16 matrix on ``gpu``, in words; empty if none was tried."""
+    from baton.engine.backends.cuda.products import load_choices
+
+    return "; ".join(choice.told for choice in load_choices(gpu))
 
 
 def told_choices(gpu: Gpu) -> str:
@@ -106,14 +116,28 @@ def _refused(error: ConfigError) -> Finding:
     return Finding("card", "fail", what, remedy)
 
 
-def _trial(gpu: Gpu) -> list[Finding]:
+def _trial(gpu: Gpu, tell: Tell) -> list[Finding]:
     from baton.engine.backends.cuda import card_trials
 
-    found = card_trials.run_trials(gpu, device(), on_shim())
+    found = card_trials.run_trials(gpu, device(), on_shim(), tell)
+    products = [] if on_shim() else _products(gpu, tell)
     if (kept := _record(found, gpu)).state == "ok":
-        found = card_trials.with_megakernel(found, device(), on_shim())
+        found = card_trials.with_megakernel(found, device(), on_shim(), tell)
         kept = _record(found, gpu)
-    return [kept, *findings_of(found)]
+    return [kept, *findings_of(found), *products]
+
+
+def _products(gpu: Gpu, tell: Tell) -> list[Finding]:
+    """Returns what multiplies each matrix of an 8B in bf16, beside cuBLASLt."""
+    from baton.engine.backends.cuda.products import USUAL, choices_on, forget_choices, library_path
+
+    tell("products of bf16 matrices beside cuBLASLt")
+    forget_choices(gpu)
+    found = choices_on(gpu, device(), USUAL)
+    if not found:
+        said = f"products of many rows: ours, as there is no cuBLASLt ({library_path() or 'turned off'})"
+        return [Finding("gpu op", "warn", said, NO_LIBRARY)]
+    return [Finding("gpu op", "ok", choice.told) for choice in found]
 
 
 def _record(found: CardTrials, gpu: Gpu) -> Finding:

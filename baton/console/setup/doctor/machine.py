@@ -11,7 +11,7 @@ import resource
 from pathlib import Path
 
 from baton.cluster.config import BatonConfig
-from baton.console.setup.doctor.card import earlier_trial, told_choices
+from baton.console.setup.doctor.card import earlier_trial, told_choices, told_products
 from baton.console.setup.findings import Finding
 from baton.engine.backends.cuda.gpu import Gpu, Probe, probe, require, without_kernels
 from baton.kernels.abi import build, native
@@ -152,8 +152,9 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
     if why := without_kernels(found):
         said += f"; torch's ops serve there, not our own kernels: {why}"
         said += f" ({figures})" if (figures := told_choices(found)) else ""
-    elif figures := earlier_trial(found):
-        said += f"; {figures} (baton doctor --gpu)"
+    else:
+        said += f"; {figures} (baton doctor --gpu)" if (figures := earlier_trial(found)) else ""
+        said += f"; {figures}" if (figures := told_products(found)) else ""
     if device not in ("cuda", "auto"):
         return Finding("gpu", "ok", f"{said}; none is asked for")
     said += f"; before weights, {_kv_room(config, found)}"

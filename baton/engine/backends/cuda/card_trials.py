@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,7 @@ from baton.protos.nouns import LayerGroup
 
 KINDS: dict[str, torch.dtype | tuple[int, int]] = {"bf16": torch.bfloat16, "int8": (8, 0), "int4": (4, 32)}
 HEADS, ON_SHIM_HEADS = (8, 2, 128), (4, 2, 16)  # query heads, KV heads, head size
+Tell = Callable[[str], None]  # says what runs next
 
 
 class CardTrials(msgspec.Struct, frozen=True):
@@ -46,19 +48,29 @@ class CardTrials(msgspec.Struct, frozen=True):
     at_once: dict[str, str] = {}
 
 
-def run_trials(gpu: Gpu, library: CudaLibrary, shim: bool = False) -> CardTrials:
-    """Returns the trials of this machine's card, or of the shim. Raises DeviceError where a launch fails."""
+def run_trials(gpu: Gpu, library: CudaLibrary, shim: bool = False, tell: Tell = lambda _: None) -> CardTrials:
+    """Returns the trials of this machine's card, or of the shim. ``tell`` is called with the name of each before it
+    runs, so that one that hangs is known. Raises DeviceError where a launch fails.
+    """
     sizes: TrialSizes = ON_THE_SHIM if shim else ON_A_CARD
-    ops = try_ops(library, "cpu" if shim else "cuda", sizes)
-    steps = {kind: _step(library, weights, shim, BY_GRAPH) for kind, weights in KINDS.items()}
+    ops = try_ops(library, "cpu" if shim else "cuda", sizes, tell)
+    steps = {}
+    for kind, weights in KINDS.items():
+        tell(f"the step with {kind} weights")
+        steps[kind] = _step(library, weights, shim, BY_GRAPH)
     return CardTrials(gpu.name, time.time(), steps, tuple(ops))
 
 
-def with_megakernel(found: CardTrials, library: CudaLibrary, shim: bool = False) -> CardTrials:
+def with_megakernel(
+    found: CardTrials, library: CudaLibrary, shim: bool = False, tell: Tell = lambda _: None
+) -> CardTrials:
     """Returns ``found`` with what was wrong with steps by the megakernel. Its blocks wait for one another, so what
     is wrong may be that it doesn't end: keep ``found`` before.
     """
-    tried = {kind: _step(library, weights, shim, AT_ONCE) for kind, weights in KINDS.items()}
+    tried = {}
+    for kind, weights in KINDS.items():
+        tell(f"the megakernel with {kind} weights")
+        tried[kind] = _step(library, weights, shim, AT_ONCE)
     return msgspec.structs.replace(found, at_once=tried)
 
 

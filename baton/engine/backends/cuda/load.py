@@ -16,6 +16,8 @@ from torch import Tensor
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.card_trials import kind_name, load_record
 from baton.engine.backends.cuda.gpu import require
+from baton.engine.backends.cuda.product_choice import matrices_of, names_by_row
+from baton.engine.backends.cuda.products import apply_choices, choices_on
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
 from baton.engine.backends.cuda.trial import kind_of, trial
 from baton.engine.backends.native.program import Weights
@@ -25,7 +27,7 @@ from baton.engine.plan import ModelSpec
 from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda.library import CudaLibrary, device, on_shim
+from baton.kernels.cuda.library import CudaLibrary, DeviceError, device, on_shim
 from baton.protos.errors import ConfigError
 from baton.protos.measurements import EngineWork
 
@@ -70,10 +72,12 @@ def on_kernels(
 ) -> CudaRunner | None:
     """Returns a runner on the CUDA kernels, or None if they can't run the model, with the reason in the log.
 
-    ``plain`` runs without CUDA graphs. By ``cuda_step``, small batches go by the megakernel ("mega") or not
-    ("graph"); "auto" compares both before traffic if `baton doctor --gpu` found the megakernel right on this card.
-    ``weights`` are in host memory. ``adapters`` has the requirements on adapters, if the program is adaptable.
-    Raises ConfigError for "mega" if the megakernel has no form for an op.
+    bf16 matrices lie row by row, and cuBLASLt multiplies many rows by them, where a trial on the card found that
+    faster, unless the megakernel may run, which reads panels. ``plain`` runs without CUDA graphs. By ``cuda_step``,
+    small batches go by the megakernel ("mega") or not ("graph"); "auto" compares both before traffic if `baton
+    doctor --gpu` found the megakernel right on this card. ``weights`` are in host memory. ``adapters`` has the
+    requirements on adapters, if the program is adaptable. Raises ConfigError for "mega" if the megakernel has no
+    form for an op.
     """
     how = AT_ONCE if cuda_step == "mega" and not plain else BY_GRAPH
     if (
@@ -84,20 +88,34 @@ def on_kernels(
         log.warning("%s: %s", TORCH, said)
         return None
     least = shared_least()
-    made = CudaRunner(spec, program, weights, found, work=work, how=PLAIN if plain else how, adapters=adapters)
+    compares = cuda_step == "auto" and not (plain or least or adapters) and is_right_at_once(program, weights)
+    by_row = frozenset() if compares or how == AT_ONCE else rows_taken(program, weights, found)
+    how = PLAIN if plain else how
+    made = CudaRunner(spec, program, weights, found, work=work, how=how, adapters=adapters, by_row=by_row)
     if how == AT_ONCE and (said := made.misfit()):
         made.close()
         raise ConfigError(f"cuda_step is mega, and the megakernel has no form for {said}; use graph", "cuda_step")
     made.share(least)
     made.shares = True
     made.warms = not on_shim()
-    made.compares = (
-        cuda_step == "auto"
-        and not (plain or least or adapters or made.misfit())
-        and is_right_at_once(program, weights)
-        and not tried(spec, program, weights, found, AT_ONCE)
-    )
+    made.compares = compares and not made.misfit() and not tried(spec, program, weights, found, AT_ONCE)
     return made
+
+
+def rows_taken(program: Program, weights: Weights, found: CudaLibrary) -> frozenset[str]:
+    """Returns the names of the bf16 weights that are to lie row by row on this process's card, by the choices that
+    were kept or are found now; ``found`` is told which products go by cuBLASLt. None on the shim, whose times say
+    nothing.
+    """
+    if on_shim():
+        return frozenset()
+    try:
+        choices = choices_on(require(), found, matrices_of(program, weights))
+    except (ConfigError, DeviceError, RuntimeError) as error:
+        log.warning("products of many rows are our own: they could not be tried: %s", error)
+        return frozenset()
+    apply_choices(found, choices)
+    return names_by_row(program, weights, choices)
 
 
 def is_right_at_once(program: Program, weights: Weights) -> bool:

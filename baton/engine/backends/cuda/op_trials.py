@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 
@@ -44,18 +44,21 @@ class OpTrial(msgspec.Struct, frozen=True):
         return self.error is not None and self.error <= TOLERANCE
 
 
-def try_ops(library: CudaLibrary, device: str, sizes: TrialSizes) -> list[OpTrial]:
-    """Returns the trials of all ops on ``device``, "cuda" or the shim's "cpu". Raises DeviceError where a launch
-    fails.
+def try_ops(
+    library: CudaLibrary, device: str, sizes: TrialSizes, tell: Callable[[str], None] = lambda _: None
+) -> list[OpTrial]:
+    """Returns the trials of all ops on ``device``, "cuda" or the shim's "cpu"; ``tell`` is called with the name of
+    each before it runs. Raises DeviceError where a launch fails.
     """
     with torch.inference_mode():
         torch.manual_seed(1)
         by_row, by_sequence = Ops(library, device, sizes), SequenceOps(library, device, sizes)
         pairs = (pair for rows in sizes.rows for pair in chain(by_row.pairs(rows), by_sequence.pairs(rows)))
-        return [_tried(pair, device) for pair in pairs]
+        return [_tried(pair, device, tell) for pair in pairs]
 
 
-def _tried(pair: Pair, device: str) -> OpTrial:
+def _tried(pair: Pair, device: str, tell: Callable[[str], None] = lambda _: None) -> OpTrial:
+    tell(pair.name)
     if pair.read is None:
         pair.out.fill_(torch.nan)
     pair.own()

@@ -1,7 +1,7 @@
 """Compiles a program for a GPU: the native program with its weights in device memory.
 
 Knows nothing of plans or of kernels. The structs stay in host memory, where the step's host code reads them; the
-weights that they point to are copied to the device once.
+weights that they point to are copied to the device once, in panels or, where ``by_row`` names them, row by row.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.program.ops import LmHead
 from baton.engine.program.program import Program
 from baton.kernels.cuda.library import CudaLibrary
+from baton.kernels.linear.by_row import BY_ROW, rows_of
 from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight
 from baton.kernels.lora.structs import LoraStep
 from baton.kernels.moe.native import AnyExperts, Experts
@@ -23,8 +24,10 @@ from baton.kernels.step.structs import Op
 class CudaProgram(NativeProgram):
     """A native program whose weights are in memory of ``device`` until ``close``."""
 
-    def __init__(self, program: Program, weights: Weights, device: CudaLibrary) -> None:
-        self._device = device
+    def __init__(
+        self, program: Program, weights: Weights, device: CudaLibrary, by_row: frozenset[str] = frozenset()
+    ) -> None:
+        self._device, self._by_row = device, by_row
         self._taken: list[int] = []
         self._structs: dict[str, PackedMatrixStruct] = {}
         self.head_lora = LoraStep(None, 0)  # of sampled rows, in the step that is run next
@@ -45,9 +48,11 @@ class CudaProgram(NativeProgram):
 
     def _place_matrix(self, name: str, weight: PackedWeight) -> int:
         if name not in self._structs:
-            tensors = (weight.data, weight.scales, weight.mins, weight.row_scale)
+            rows = name in self._by_row
+            tensors = (rows_of(weight) if rows else weight.data, weight.scales, weight.mins, weight.row_scale)
             places = (None if tensor is None else self._put(tensor) for tensor in tensors)
-            self._structs[name] = PackedMatrixStruct(weight.kind, weight.group, weight.n, weight.k, *places)
+            group = BY_ROW if rows else weight.group
+            self._structs[name] = PackedMatrixStruct(weight.kind, group, weight.n, weight.k, *places)
         return ctypes.addressof(self._structs[name])
 
     def _place_experts(self, name: str, layer: AnyExperts) -> int:

@@ -46,7 +46,7 @@ class CudaRunner(StepRunner):
 
     ``how``: BY_GRAPH replays CUDA graphs; PLAIN launches each op by itself, for debugging; AT_ONCE runs all ops of
     a small batch except the head in one launch, if ``misfit`` finds nothing. ``adapters`` has the requirements on
-    adapters, if the program is adaptable.
+    adapters, if the program is adaptable. ``by_row`` names the bf16 weights that lie row by row (products.py).
     """
 
     # Over 64 rows some products go by another instruction (docs/cuda.md), and prefixes may be shared.
@@ -62,8 +62,9 @@ class CudaRunner(StepRunner):
         work: EngineWork | None = None,
         how: int = BY_GRAPH,
         adapters: AdapterBase | None = None,
+        by_row: frozenset[str] = frozenset(),
     ) -> None:
-        made = self._cuda_program = CudaProgram(program, weights, device)
+        made = self._cuda_program = CudaProgram(program, weights, device, by_row)
         super().__init__(spec, made, clock, work)
         self.adapters = (
             None if adapters is None else CudaAdapters(adapters, program, made.lora, made.head_lora, device)
