@@ -1,9 +1,10 @@
 """Runs all checks of the CUDA kernels that need no GPU (``make cuda-check``). Torch-free.
 
 Knows nothing of how each gate works. nvcc compiles every ``cuda.cu`` for sm_90a, the resources that ptxas reports
-are compared with the ledger, the machine code with the intended instructions; then the suites run on the SIMT shim,
-under several schedules, with planted bugs. If nvcc or cuobjdump is missing, its gate is left out with a message;
---strict makes that a failure. --write updates the ledger first, and ran.json and docs/cuda.md if the suites passed.
+are compared with the ledger, the machine code with the intended instructions, and the blocks that fit on a
+multiprocessor with those that the sources count on. Then the suites run on the SIMT shim, under several schedules,
+with planted bugs. If nvcc or cuobjdump is missing, its gate is left out with a message; --strict makes that a
+failure. --write updates the ledger first, and ran.json and docs/cuda.md if the suites passed.
 
     python -m baton.kernels.cuda.check [--strict] [--write] [pytest's arguments]
     python -m baton.kernels.cuda.check --write --ops moe,step -k "moe or step or rank"   those two alone
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda import build, disassembly, ledger, table
+from baton.kernels.cuda import build, disassembly, ledger, occupancy, table
 from baton.kernels.cuda.library import LAUNCHES_ENV
 
 SCHEDULES = "8"
@@ -56,6 +57,7 @@ GATES: tuple[tuple[str, Callable[[], object], Callable[[], list[str]]], ...] = (
     ("nvcc compiles every op for sm_90a", build.nvcc, compiled),
     ("registers, shared memory and spills are within the ledger", build.nvcc, costs),
     ("the machine code has the instructions meant", disassembly.cuobjdump, disassembly.check),
+    ("as many blocks fit as are counted on", disassembly.cuobjdump, occupancy.check),
     ("docs/cuda.md is current", build.nvcc, page),
 )
 

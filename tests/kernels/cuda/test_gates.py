@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda import build, check, disassembly, ledger, table
+from baton.kernels.cuda import build, check, disassembly, ledger, occupancy, table
 from baton.kernels.cuda.names import short
 
 KERNEL = "_ZN5baton39_GLOBAL__N__52f0b7aa_7_cuda_cu_80e38b756appendILi3ELi8EEEvNS0_4CallE"
@@ -88,6 +89,37 @@ def test_instructions_that_are_missing_or_unwanted_are_said() -> None:
     assert disassembly.missing({"k<*>": ["HMMA.*"]}, kernels) == ["k<1> has no instruction like HMMA.*"]
     assert disassembly.missing({"k<*>": ["!LDL.*"]}, kernels) == ["k<1> has an instruction like LDL.*"]
     assert disassembly.missing({"gone": []}, kernels) == ["no kernel is named gone"]
+
+
+def test_blocks_that_do_not_fit_are_said_by_what_they_take() -> None:
+    """Attention's 168 registers of 128 threads let three blocks in, not four."""
+    cost = {"registers": 168, "shared": 8320, "spills": 0}
+    assert occupancy.fitting(cost, 128, 44_496) == 3
+    assert occupancy.fitting(cost | {"registers": 169}, 128, 44_496) == 2  # given in eights
+    assert occupancy.fitting(cost, 128, 100_000) == 2
+    assert occupancy.fitting({"registers": 16, "shared": 0, "spills": 0}, 1024, 0) == 2
+    wanted: dict[str, occupancy.Wanted] = {
+        "attend<*>": {"blocks": 4, "shared": 0},
+        "gone": {"blocks": 1, "shared": 0},
+    }
+    assert occupancy.lacking(wanted, {"attend<1>": cost}, {"attend<1>": 128}) == [
+        "3 blocks of attend<1> fit on a multiprocessor, and 4 are counted on", "no kernel is named gone",
+    ]  # fmt: skip
+
+
+def test_shared_memory_that_is_counted_on_is_what_the_sources_ask_for(tmp_path: Path) -> None:
+    compiler = shutil.which("g++") or pytest.skip("no C++ compiler here")
+    for op, kernels in _read(occupancy.RECORD).items():
+        asked = [(need["bytes"], need["shared"]) for need in kernels.values() if "bytes" in need]
+        if not asked:
+            continue
+        probe = tmp_path / f"{op}.cpp"
+        lines = [f'static_assert({of} == {count}, "{of}");' for of, count in asked]
+        probe.write_text("\n".join((f'#include "{build.source(op)}"', "using namespace baton;", *lines)))
+        flags = [flag for flag in build.SIMT_FLAGS if not flag.startswith("-g")]
+        command = [compiler, *flags, "-w", "-fsyntax-only", "-x", "c++", str(probe)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_without_nvcc_a_gate_is_left_out_in_words(
