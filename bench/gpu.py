@@ -1,5 +1,6 @@
 """Everything that a GPU can show of the CUDA kernels, in one go: checked, measured, served.
 
+    python bench/gpu.py --plan first [--out FOLDER]      what matters most, within ten minutes; then --plan second
     python bench/gpu.py [--only checks,shapes,attention,step] [--seconds 560] [--out FOLDER]
     python bench/gpu.py --dry            every measured call once at tiny sizes on the SIMT shim
     python bench/gpu.py --rehearse       the same as on a GPU, process by process, on the SIMT shim
@@ -43,26 +44,39 @@ if TYPE_CHECKING:
 
 SECONDS = 560.0
 CHECKS, SHAPES, TOOLS, STEP, SERVED = "checks", "shapes", "tools", "step", "served"
-OPS = ("rows", "attention", "cascade", "linear", "head", "kv", "small", "experts", "drafts", "prompts")
+OPS = (
+    "rows", "attention", "cascade", "linear", "head", "kv", "small", "experts", "drafts", "prompts", "products",
+)  # fmt: skip
 PARTS = (CHECKS, SHAPES, *OPS, STEP, SERVED, TOOLS)
 DEFAULT = PARTS[:-1]  # under compute-sanitizer suites take longer than everything else
 LIMITS = {STEP: 240.0, SERVED: 150.0, SHAPES: 120.0}  # seconds of a case; others 90
 CASE_S, START_S = 90.0, 60.0
 JOBS = 6  # tests at a time: each has a context on the card, and small work
 LEAST_S = 5.0
+MANY = 6  # cases of a part, of which none takes a large share of its time
+# Calls within a lease of fifteen minutes, starts of the machine included: parts in their order, and at most how
+# many seconds each takes. Checks are then the quick ones.
+PLANS: dict[str, dict[str, float]] = {
+    "first": {
+        CHECKS: 150, STEP: 130, "products": 40, "prompts": 50, SERVED: 90, SHAPES: 60,
+    },
+    "second": {SHAPES: 50, "attention": 30, "linear": 40, "head": 20, "rows": 15, "cascade": 20, "kv": 15},
+}  # fmt: skip
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line; an unknown part ends it with a message that lists the choices."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(DEFAULT), help=f"of {', '.join(PARTS)}; default all but tools")
+    parser.add_argument("--plan", choices=PLANS, help="parts and their seconds, for one call of a short lease")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"at most ({SECONDS:.0f})")
     parser.add_argument("--dry", action="store_true", help="no GPU: every call once, tiny, on the SIMT shim")
     parser.add_argument("--rehearse", action="store_true", help="no GPU: all cases and processes, on the SIMT shim")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"tests at a time ({JOBS})")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder that rows are kept in")
     asked = parser.parse_args(argv)
-    asked.only = [name for name in asked.only.split(",") if name]
+    asked.shares = PLANS.get(asked.plan, {})
+    asked.only = [*asked.shares] or [name for name in asked.only.split(",") if name]
     if unknown := [name for name in asked.only if name not in PARTS]:
         parser.error(f"--only: no part {', '.join(unknown)}; there is {', '.join(PARTS)}")
     if asked.seconds <= LEAST_S:
@@ -127,24 +141,32 @@ class Session:
             return
         if not self._asked.rehearse:  # there they are anything, also nothing
             self._top = top_of(found[0].rows)
-        for name in (name for name in PARTS if name in self._asked.only):
+        for name in self._asked.shares or (name for name in PARTS if name in self._asked.only):
+            whole = self._until
+            self._until = min(whole, time.monotonic() + self._asked.shares.get(name, float("inf")))
             self._checks() if name == CHECKS else self._part(name)
+            self._until = whole
 
     def _checks(self) -> None:
+        """Runs the tests op by op, those on which most depends first, and says of each op at once how they went."""
         from bench.cuda import checks
 
-        thorough = not self._asked.rehearse
+        thorough = not (self._asked.rehearse or self._asked.plan)
         [listed] = self._cases("listing", [checks.listing(thorough)])
-        found = self._cases(CHECKS, checks.cases([row.name for row in listed.rows], thorough), self._asked.jobs)
-        for row in checks.by_op(found):
-            self._results.add(row)
+        of_op = checks.grouped(checks.cases([row.name for row in listed.rows], thorough))
+        for ops, cases in of_op.items():
+            found = self._cases(f"{CHECKS}: {', '.join(ops)}", cases, self._asked.jobs)
+            for row in checks.rows_of(ops, found, checks.QUICK if self._asked.plan else CHECKS):
+                self._results.add(row)
 
     def _part(self, name: str) -> None:
-        limit = LIMITS.get(name, CASE_S)
-        self._cases(name, [Case(name, of, make, limit) for of, make in self._made(name)])
+        made, limit = self._made(name), LIMITS.get(name, CASE_S)
+        if share := self._asked.shares.get(name):  # one that hangs leaves the others some
+            limit = min(limit, 1.5 * share / max(1, len(made)) if len(made) < MANY else share)
+        self._cases(name, [Case(name, of, make, limit) for of, make in made])
 
     def _made(self, name: str) -> Sequence[tuple[str, Make]]:
-        from bench.cuda import cases, checks, prompts, served, shapes, small, step
+        from bench.cuda import cases, checks, products, prompts, served, shapes, small, step
         from bench.cuda.ops import Ops
 
         def of(make: Callable[..., Iterable[Row]], *rest: object) -> Make:
@@ -159,7 +181,7 @@ class Session:
             return [(kind, partial(_step, self._top, kind)) for kind in step.KINDS]
         if name == SHAPES:
             return [(of_, of(partial(_shape, of_))) for of_ in shapes.names()]
-        part = {**cases.PARTS, **small.PARTS, **prompts.PARTS}[name]
+        part = {**cases.PARTS, **small.PARTS, **prompts.PARTS, **products.PARTS}[name]
         return [(name, of(part, self._top))]
 
     def _cases(self, part: str, cases: Sequence[Case], jobs: int = 1) -> list[Outcome]:

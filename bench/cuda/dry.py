@@ -8,10 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from baton.engine.backends.cuda.product_choice import Matrix
 from baton.kernels.cuda import build
 from baton.kernels.cuda.library import CudaLibrary
-from bench.cuda import cases, prompts, shapes, small, step
-from bench.cuda.extent import Extent, FormSizes, OpSizes, PromptSizes, Shape, SmallSizes, StepSizes, using
+from bench.cuda import cases, products, prompts, shapes, small, step
+from bench.cuda.extent import (
+    Extent,
+    FormSizes,
+    MatrixSizes,
+    OpSizes,
+    PromptSizes,
+    Shape,
+    SmallSizes,
+    StepSizes,
+    using,
+)
 from bench.cuda.ops import Ops
 from bench.cuda.rows import Ceilings, Row
 
@@ -39,6 +50,7 @@ TINY = Extent(
         decodes=((1, 1), (3, 40)),
         chunks=((17, 0), (9, 30)),
     ),
+    matrices=MatrixSizes(of=(Matrix(64, 64, False), Matrix(64, 64, True)), rows=(8, 70)),
     step=StepSizes(
         shape=Shape(hidden=128, inner=128, vocab=130, heads=4, kv_heads=2, head_dim=32, layers=1),
         length=20,
@@ -60,7 +72,7 @@ def parts(device: CudaLibrary) -> Iterator[Row]:
     """Every part that measures an op or a step, in ``tiny``."""
     ops = Ops(device)
     yield from cases.ceilings()[1]
-    for part in (*cases.PARTS.values(), *small.PARTS.values(), *prompts.PARTS.values()):
+    for part in (*cases.PARTS.values(), *small.PARTS.values(), *prompts.PARTS.values(), *products.PARTS.values()):
         yield from part(ops, TOP)
     for _, make in shapes.parts(ops):
         yield from make()

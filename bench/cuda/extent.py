@@ -13,6 +13,9 @@ from typing import Any
 import msgspec
 import torch
 
+from baton.engine.backends.cuda.product_choice import Matrix
+from baton.engine.backends.cuda.products import ROWS, USUAL
+
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes a faster function of one on tensors, as ``torch.compile`` does."""
 
@@ -67,6 +70,13 @@ class FormSizes(msgspec.Struct, frozen=True):
     chunks: tuple[tuple[int, int], ...]  # rows of a chunk and the tokens before it
 
 
+class MatrixSizes(msgspec.Struct, frozen=True):
+    """Holds the bf16 matrices that ``products`` times, and by how many rows."""
+
+    of: tuple[Matrix, ...]
+    rows: tuple[int, ...]
+
+
 class StepSizes(msgspec.Struct, frozen=True):
     """Holds the sizes of the whole steps that ``step`` measures."""
 
@@ -88,6 +98,7 @@ class Extent(msgspec.Struct, frozen=True):
     small: SmallSizes
     prompts: PromptSizes
     forms: FormSizes
+    matrices: MatrixSizes
     step: StepSizes
 
 
@@ -123,6 +134,7 @@ ON_CARD = Extent(
         decodes=((1, 1), (3, 1000), (64, 2048), (5, 32_768), (1, 65_537), (300, 257)),
         chunks=((128, 0), (512, 777), (2048, 0), (2048, 6144)),
     ),
+    matrices=MatrixSizes(of=USUAL, rows=ROWS),
     step=StepSizes(shape=LLAMA_8B, length=2048, chunk=2048, samples=12, batches=(1, 8, 32)),
 )  # fmt: skip
 _used = ON_CARD

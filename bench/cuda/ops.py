@@ -30,7 +30,7 @@ class Ops:
     """Makes timed calls of a loaded CUDA library's ops."""
 
     def __init__(self, device: CudaLibrary) -> None:
-        self._library, self.rehearsal = device.library, device.rehearsal
+        self.device, self._library, self.rehearsal = device, device.library, device.rehearsal
 
     def call(self, name: str, kinds: Sequence[Any], *arguments: Any, alive: object = ()) -> Call:
         """``baton_name`` with a stream behind; raises where it is refused. ``alive`` lives as long as the call."""

@@ -20,7 +20,7 @@ import torch
 from baton.kernels.cuda import build, on_gpu
 from baton.kernels.cuda.library import CudaLibrary
 from bench import gpu, on_card
-from bench.cuda import cases, checks, dry, isolated, prompts, rows, served, shapes, small, step
+from bench.cuda import cases, checks, dry, isolated, products, prompts, rows, served, shapes, small, step
 from bench.cuda.carry import checkout_bytes, judged_size, pack, pins
 from bench.cuda.isolated import Case, Outcome, run
 from bench.cuda.results import Results, is_wrong
@@ -294,8 +294,35 @@ def test_every_measured_call_runs_without_a_gpu(shim: CudaLibrary) -> None:
 
 
 def test_each_part_has_a_place_in_the_plan() -> None:
-    made = {**cases.PARTS, **small.PARTS, **prompts.PARTS}
+    made = {**cases.PARTS, **small.PARTS, **prompts.PARTS, **products.PARTS}
     assert tuple(made) == gpu.OPS
+
+
+def test_a_lease_of_fifteen_minutes_has_room_for_both_calls_and_their_starts() -> None:
+    assert set().union(*gpu.PLANS.values()) <= set(gpu.PARTS)
+    first, second = (sum(shares.values()) + 30 for shares in gpu.PLANS.values())  # 30 s: wheels, ceilings, listing
+    assert first < gpu.SECONDS
+    assert first + second + 2 * 60 < 900
+
+
+def test_a_part_of_a_plan_ends_with_its_share_and_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen = [0.0], list[tuple[str, float]]()
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setitem(gpu.PLANS, "second", {"kv": 15, "rows": 40})
+    asked = gpu.arguments(["--plan", "second", "--out", str(tmp_path)])
+    session = gpu.Session(asked, Results(tmp_path, HERE), 50.0)
+    ceilings = [Row(part="ceilings", name=name, value=1.0) for name in "abc"]
+
+    def played_(part: str, given: list[Case], jobs: int = 1) -> list[Outcome]:
+        seen.append((part, session._until))
+        now[0] = session._until if part != "ceilings" else 5.0
+        return [Outcome(given[0], tuple(ceilings), 0.0, "", "")]
+
+    monkeypatch.setattr(session, "_cases", played_)
+    session.run()
+    assert seen == [("ceilings", 50.0), ("kv", 20.0), ("rows", 50.0)]
 
 
 def test_the_shapes_of_a_gpu_have_the_names_of_their_parts() -> None:

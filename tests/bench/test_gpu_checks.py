@@ -75,7 +75,7 @@ def test_an_ops_row_says_how_its_tests_went() -> None:
         return Outcome(Case("checks", f"{tests[0]}::{name}", list, 1), made, 0.1, said, "")
 
     def dense(*outcomes: Outcome) -> Row:
-        return next(one for one in checks.by_op(outcomes) if one.name == "dense")
+        return next(checks.rows_of(("dense",), outcomes))
 
     good, bad, skipped = outcome("a", 1.0), outcome("b", 0.0), outcome("c", None)
     assert (dense(good, skipped).value, dense(good).against) == (1.0, build.source_key("dense"))
@@ -85,12 +85,23 @@ def test_an_ops_row_says_how_its_tests_went() -> None:
 
 
 def test_an_ops_row_names_the_kernels_that_passing_tests_launched_and_no_failing_ones() -> None:
-    case = Case("checks", "tests/kernels/cuda/test_prefill.py::a", list, 1)
-    one = Row(
-        part="test", name="a", value=1.0, unit="passed", launched=("linear prefill<0>", "swiglu swiglu<float>")
-    )
-    found = {row.name: row.launched for row in checks.by_op([Outcome(case, (one,), 0.1, "", "")])}
-    assert (found["linear"], found["swiglu"], found["dense"]) == (("prefill<0>",), ("swiglu<float>",), ())
+    case = Case("checks", "tests/kernels/cuda/test_row_ops.py::a", list, 1)
+    launched = "linear wide<0, 0>", "swiglu swiglu<float>"
+    one = Row(part="test", name="a", value=1.0, unit="passed", launched=launched)
+    [(ops, cases)] = [(ops, cases) for ops, cases in checks.grouped([case]).items() if cases]
+    found = {row.name: row.launched for row in checks.rows_of(ops, [Outcome(cases[0], (one,), 0.1, "", "")])}
+    assert (found["swiglu"], found["rms_norm"]) == (("swiglu<float>",), ())
+
+
+def test_ops_are_checked_in_an_order_in_which_a_hang_costs_the_others_nothing() -> None:
+    names = [f"{file}::x" for tests in checks.files().values() for file in tests]
+    cases = checks.cases([*names, checks.HANDOFF])
+    found = checks.grouped(cases)
+    order = [ops[0] for ops in found if ops]
+    assert order[:3] == ["linear", "paged_attention", "step"]
+    assert set(order[-2:]) == {"megakernel", "collective"}
+    assert [case.name for case in found[()]] == [checks.HANDOFF]
+    assert sum(map(len, found.values())) == len(cases)
 
 
 def test_a_test_is_played_for_the_shims_number_of_multiprocessors_too_where_that_changes_launches(
