@@ -220,7 +220,16 @@ def with_drafts(scenario: Scenario, share: float) -> Scenario:
     rng = random.Random(f"drafts {scenario.seed}")
     if rng.random() >= share:
         return scenario
-    return msgspec.structs.replace(scenario, drafts_right=rng.choice((0.4, 0.8, 0.95)))
+    requests = tuple(_bounded(rng, request) for request in scenario.requests)
+    return msgspec.structs.replace(scenario, drafts_right=rng.choice((0.4, 0.8, 0.95)), requests=requests)
+
+
+def _bounded(rng: random.Random, request: Request) -> Request:
+    """Returns ``request``, in two of five cases with a bound on the drafts of a step, if its client can ask so."""
+    most = rng.choice((None, None, None, 0, 2))
+    if most is None or request.sampling.pooling or request.anthropic:
+        return request
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, max_drafts=most))
 
 
 def with_pages(scenario: Scenario, share: float) -> Scenario:

@@ -625,7 +625,7 @@ BUGS = (
         "router/api/responses/shape.py",
         "            for delta in self._reader.flush():",
         "            for delta in ():",
-        size=SURFACES,
+        size=msgspec.structs.replace(CHATTING, surfaces=1.0),
     ),
     Bug(
         "a batch job that is cancelled is answered to its end",
@@ -633,5 +633,12 @@ BUGS = (
         "                if refused or cancelled:",
         "                if refused:",
         size=msgspec.structs.replace(SMALL, cancelled_jobs=1.0, requests=6, seconds=5.0),
+    ),
+    Bug(
+        "a client's bound on drafts is forgotten",
+        "engine/sequence.py",
+        "return max(0, room if asked.max_drafts is None else min(room, asked.max_drafts))",
+        "return max(0, room)",
+        size=DRAFTED,
     ),
 )

@@ -97,6 +97,7 @@ class EngineWitness:
                 self._violated(f"{self._name}: a sequence writes on after its cancel")
             if isinstance(message, ch.Tokens):
                 written = [self._asked[one.key] for one in message.outputs]
+                self._bounded(message.outputs)
                 self._wanted(written, true)
                 for number, _ in written:
                     self._reached(number, "writing")
@@ -109,6 +110,17 @@ class EngineWitness:
                 self._violated(
                     f"{self._name}: a lease was swept {now - self._progress[message.key]:.3f} s after its last "
                     f"progress, and has {self._ttl_s:g} s"
+                )
+
+    def _bounded(self, outputs: Sequence[ch.Output]) -> None:
+        """Reports steps that wrote more tokens of a sequence than its client's bound on drafts allows."""
+        for one in outputs:
+            request = self._requests.get(self._asked[one.key][0])
+            most = None if request is None else request.sampling.max_drafts
+            if most is not None and len(one.run.token_ids) > most + 1:
+                number = self._asked[one.key][0]
+                self._violated(
+                    f"request {number}: a step wrote {len(one.run.token_ids)} tokens, with {most} drafts"
                 )
 
     def _wanted(self, written: Sequence[tuple[int, int]], now: float) -> None:

@@ -116,6 +116,8 @@ def body_of(request: Request) -> bytes:
         "max_tokens": own.max_tokens, "min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos,
         "stop_token_ids": own.stop_token_ids, "cache_salt": request.tenant or None,
     }  # fmt: skip
+    if own.max_drafts is not None:
+        fields["speculative.n_max"] = own.max_drafts
     if request.anthropic:
         return orjson.dumps({name: fields[name] for name in fields if name != "n"} | _of_messages(request))
     if request.responses:
