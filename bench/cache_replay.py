@@ -1,6 +1,6 @@
 """Hit rate of the real page pool on a recorded load, against an LRU written here and the best that is possible.
 
-    .venv/bin/python -m bench.cache_replay TRACE.jsonl [--plot docs/figures/cache_replay.svg]
+    .venv/bin/python -m bench.cache_replay TRACE.jsonl [--plot docs/figures/cache_replay.svg | --hints]
     .venv/bin/python -m bench.agent_trace > AGENTS.jsonl; .venv/bin/python -m bench.cache_replay AGENTS.jsonl
 
 TRACE is Mooncake's format: one JSON object per line with ``input_length`` (tokens) and ``hash_ids`` (one per block
@@ -12,6 +12,9 @@ times larger than the cache all of the trace's blocks are.
     tier   kv.tiers.slab.Slab, a lower tier as large as the pool, which hears of a request's blocks as it ends
     lru    a dict in order of last use, a request's tail older than its head; no code in common with the pool
     best   Belady's rule (drop what is needed last), which nobody can follow online: an upper bound in practice
+    told   LRU that drops what is never asked for again first, which nobody can follow online either
+
+``--hints`` replays the pool at HINTED_PRESSURE with clients who hint that a conversation goes on, rightly or not.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import functools
 import hashlib
 import heapq
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +40,7 @@ from baton.kv.tiers.slab import RECORD_BYTES
 TRACE_BLOCK_TOKENS = 512
 PAGE_BYTES = 256  # of a tier's page, because only its hash is of interest
 PRESSURES = (1, 2, 4, 6, 8, 16)
+HINTED_PRESSURE = 8
 TARGET_SHARE = 0.9  # of the best, at a pressure up to 8
 TARGET_POINTS = 0.5  # below LRU at most
 
@@ -62,15 +67,16 @@ def hit_tokens(request: Request, leading: int) -> int:
     return min(leading * TRACE_BLOCK_TOKENS, request.tokens)
 
 
-def pool_rate(trace: Sequence[Request], capacity: int) -> float:
-    """Share of input tokens that a PagePool of ``capacity`` pages finds."""
+def pool_rate(trace: Sequence[Request], capacity: int, hints: Sequence[bool] = ()) -> float:
+    """Share of input tokens that a PagePool of ``capacity`` pages finds; ``hints`` says which requests have one."""
     pool, hits = PagePool(capacity, watched=False), 0
-    for request in trace:
+    for at, request in enumerate(trace):
         hashes = [_hash(block) for block in request.blocks]
         hashes = hashes[:capacity]  # a request larger than the cache keeps what fits
         with pool.open(hashes, len(hashes)) as lease:
             hits += hit_tokens(request, lease.held)
             lease.seal_run(lease.held, hashes[lease.held :])
+            lease.hinted = bool(hints) and hints[at]
     pool.check()
     return hits / sum(r.tokens for r in trace)
 
@@ -126,13 +132,61 @@ def best_rate(trace: Sequence[Request], capacity: int) -> float:
     return hits / sum(r.tokens for r in trace)
 
 
+def told_rate(trace: Sequence[Request], capacity: int) -> float:
+    """Returns the hit rate of an LRU that first drops blocks that are never asked for again."""
+    last = last_uses(trace)
+    live, dead, hits = dict[int, None](), dict[int, None](), 0
+    for at, request in enumerate(trace):
+        hits += hit_tokens(request, _leading(request.blocks, ChainMap(live, dead)))
+        for block in reversed(request.blocks[:capacity]):
+            live.pop(block, None)
+            dead.pop(block, None)
+            (live if last[block] > at else dead)[block] = None
+        while len(live) + len(dead) > capacity:
+            gone = dead or live
+            del gone[next(iter(gone))]
+    return hits / sum(r.tokens for r in trace)
+
+
+def last_uses(trace: Sequence[Request]) -> dict[int, int]:
+    """Returns the place of the last request that has each block."""
+    return {block: at for at, request in enumerate(trace) for block in request.blocks}
+
+
+def clients(trace: Sequence[Request]) -> dict[str, list[bool]]:
+    """Returns which requests are hinted, by what the clients know of their conversations."""
+    last, rng = last_uses(trace), random.Random(1)
+    ends = [request.blocks[-1 if _is_whole(request) else -2] for request in trace]
+    goes_on = [last[end] > at for at, end in enumerate(ends)]
+    return {
+        "right hints for all that go on": goes_on,
+        "one hint in ten is wrong": [on if rng.random() < 0.9 else not on for on in goes_on],
+        "right hints for half of those that go on": [on and rng.random() < 0.5 for on in goes_on],
+        "hints by coin": [rng.random() < 0.5 for _ in goes_on],
+    }
+
+
+def _is_whole(request: Request) -> bool:
+    """Returns whether the last block that a continuation shares is the request's last one."""
+    return request.tokens % TRACE_BLOCK_TOKENS == 0 or len(request.blocks) < 2
+
+
+def hinted_rows(trace: Sequence[Request], pressure: int = HINTED_PRESSURE) -> list[Row]:
+    """Returns what the pool finds without hints and with those of each kind of clients, and what "told" finds."""
+    capacity, unit = blocks_of(trace) // pressure, "% of input tokens"
+    best = best_rate(trace, capacity)
+    found = {"told": told_rate(trace, capacity), "no hints": pool_rate(trace, capacity)}
+    found |= {name: pool_rate(trace, capacity, hints) for name, hints in clients(trace).items()}
+    return [Row(name, rate * 100, unit, f"best {best * 100:.2f} %", rate / best) for name, rate in found.items()]
+
+
 @functools.cache
 def _hash(block: int) -> bytes:
     """A block hash as the product's: a pool samples blocks by it."""
     return hashlib.sha256(block.to_bytes(8, "little")).digest()
 
 
-def _leading(blocks: Iterable[int], cache: dict[int, int] | dict[int, None]) -> int:
+def _leading(blocks: Iterable[int], cache: Container[int]) -> int:
     count = 0
     for block in blocks:
         if block not in cache:
@@ -195,7 +249,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--hints", action="store_true")
     args = parser.parse_args()
-    Console(width=120).print(table(rows(args.trace)))
+    Console(width=120).print(table(hinted_rows(load_trace(args.trace)) if args.hints else rows(args.trace)))
     if args.plot:
         plot(args.trace, args.plot)

@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from bench.agent_trace import lines
-from bench.cache_replay import Request, best_rate, blocks_of, load_trace, lru_rate, pool_rate, rows
+from bench.cache_replay import (
+    Request,
+    best_rate,
+    blocks_of,
+    clients,
+    hinted_rows,
+    load_trace,
+    lru_rate,
+    pool_rate,
+    rows,
+    told_rate,
+)
 
 EXCERPT = Path(__file__).parents[1] / "data" / "mooncake_conversation_400.jsonl"
 
@@ -56,3 +67,20 @@ def test_a_tail_goes_before_its_head():
 
 def test_every_pressure_gives_its_rows():
     assert [row.reached for row in rows(EXCERPT, [1, 16])] == [None, None, True, True, None, None, None, True]
+
+
+def test_an_lru_that_is_told_what_comes_back_keeps_it():
+    first, once, other = Request(1024, (1, 2)), Request(1024, (3, 4)), Request(512, (1,))
+    trace = [first, once, other, first]
+    assert lru_rate(trace, 2) == 512 / 3584  # the last one's first block, which was just used
+    assert told_rate(trace, 2) == best_rate(trace, 2) == (512 + 1024) / 3584
+
+
+def test_clients_hint_at_conversations_that_go_on():
+    trace = [Request(1000, (1, 2)), Request(1400, (1, 3, 4)), Request(2000, (1, 3, 5, 6))]
+    assert clients(trace)["right hints for all that go on"] == [True, True, False]
+    assert [row.name for row in hinted_rows(trace, 2)][:3] == [
+        "told",
+        "no hints",
+        "right hints for all that go on",
+    ]
