@@ -51,6 +51,7 @@ BUGS = tuple(
         "LOWEST",
         "FOURS",
         "MIDDLES",
+        "LATTER",
     )
 )
 
@@ -114,7 +115,7 @@ def test_any_shape_is_the_float64_oracles(form: str, n: int, k: int, m: int, dty
 
 
 # Bugs in code that only AVX-512 has: half panels, scales by sixteen columns, bytes looked up as bf16.
-WIDE = {"LINEAR_BATCH", "LINEAR_HALF", "LINEAR_LOWEST"}
+WIDE = {"LINEAR_BATCH", "LINEAR_HALF", "LINEAR_LOWEST", "LINEAR_LATTER"}
 NARROW = {
     f"LINEAR_{what}" for what in ("ODD", "BLOCK", "COMPANY", "SMALL")
 }  # that only AVX2 has: passes over a panel

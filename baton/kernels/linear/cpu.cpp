@@ -62,7 +62,7 @@ BATON_INLINE void clear(int64_t m, float* sums) {
 // tile that passes its chunk more than once, the first four fetch a share each of what comes after the chunk.
 constexpr int64_t kAhead = 6144;
 
-// Tile t's share of `bytes` from `next` on, where rows are wide: all of it in one's steps.
+// Tile t's share of `bytes` from `next` on, where rows are wide or weights are made bf16: all of it in one's steps.
 inline Ahead share_of(const char* next, int64_t bytes, int64_t t, int64_t tiles) {
   const int64_t share = bytes / std::min<int64_t>(tiles, 4);
   return Ahead{next + t * share, 0, share};
@@ -85,11 +85,14 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
     if (!work.from) clear<Columns>(count, sums);
 #endif
     const Ahead own{work.at + kAhead, 64, 256}, nothing{next, 0, 0};
-    const Ahead far = rows.spread() ? share_of(next, work.bytes, t, tiles) : Ahead{next + t * work.bytes / 4, 0, 64};
+    const Ahead share = share_of(next, work.bytes, t, tiles);
+    const Ahead far = rows.made_bf16  ? spread(share, rows.width(work.from) / 2)
+                      : rows.spread() ? share
+                                      : Ahead{next + t * work.bytes / 4, 0, 64};
     TileRows tile{rows.at(work.from, first),
                   rows.starts + first * rows.groups + work.from / rows.group * count,
                   sums,
-                  tiles == 1 && !rows.spread() ? own : t < 4 && !work.column ? far : nothing,
+                  tiles == 1 && !rows.spread() && !rows.made_bf16 ? own : t < 4 && !work.column ? far : nothing,
                   results.lines<Columns>(n0, first, last ? count : 0)};
     with_rows<kRows>(count, [&](auto size) { f(size, tile); });
     if (last && each) results.write<Columns>(n0, first, count, sums);

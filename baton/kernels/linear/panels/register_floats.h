@@ -110,9 +110,10 @@ inline void look_up_pairs(const Form form, const uint8_t* w, int64_t inputs, uin
     });
 }
 
-// One chunk's part of `inputs`, from its packed bytes; x: [two inputs][row][2] bf16.
+// One chunk's part of `inputs`, from its packed bytes; x: [two inputs][row][2] bf16. Never inlined: beside other loops g++ leaves
+// sums on the stack.
 template <int R, class Sums, class Form>
-inline void tile_looked_up(const Form form, const uint8_t* w, int64_t inputs, const TileRows& rows, const Sums sums) {
+__attribute__((noinline)) inline void tile_looked_up(const Form form, const uint8_t* w, int64_t inputs, const TileRows& rows, const Sums sums) {
   constexpr int kPairs = Form::kInputs / 2;
   __m512 acc[R][4];
   const char* x = rows.x;

@@ -68,6 +68,7 @@ struct Rows {  // what is multiplied, in the calling thread's scratch
   int64_t chunk, group, groups;       // inputs per chunk and per sum, sums per row
   bool halves;                        // of panels
   bool widened, in_registers;         // int4 and codes: see above
+  bool made_bf16;                     // weights of a weight-only form are made bf16, with AVX-512, before tiles read them
   bool are_e4m3, summed, by_words;    // rows of bf16: rounded to e4m3; each group's inputs added up; in the order of swap_middles
   float given;                        // e4m3 rows' scale, 0 for their own
   char* x;
@@ -203,6 +204,7 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   rows.padded = up(w.k, w.group ? w.group : 8);
   const bool wide = becomes_bf16(w.kind);
   rows.unit = w.kind == LINEAR_BF16 || wide ? 2 : 4;
+  rows.made_bf16 = BATON_AVX512 && wide && !lie_as_read(w, m);
   rows.are_e4m3 = w.kind == LINEAR_E4M3_A8, rows.summed = wide && has_mins(w);
   rows.by_words = is_of_wide_nibbles(w.kind);
   rows.given = rows.are_e4m3 ? *(const float*)w.mins : 0;

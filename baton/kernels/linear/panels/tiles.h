@@ -43,6 +43,9 @@ struct Ahead {
   }
 };
 
+// What one tile fetches, spread over so many steps.
+inline Ahead spread(const Ahead& all, int64_t steps) { return {all.at, 0, (all.bytes + steps - 1) / steps}; }
+
 // Rows of results that will be written, whose lines are asked for one row at a time, amid what is computed: a store to memory far
 // away keeps those behind it waiting, and so does asking for all of them at once.
 struct ResultRows {
@@ -299,8 +302,8 @@ struct OfGroup {
   }
 };
 
-// w: `steps` of [64][2] bf16.
-template <int R, class Sums = GoesOn>
+// w: `steps` of [64][2] bf16. What comes after is asked for as beside `Fetching` rows.
+template <int R, class Sums = GoesOn, int Fetching = R>
 inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows, const Sums sums = {}) {
   __m512 acc[R][4];
   const char* x = rows.x;
@@ -318,7 +321,7 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows, co
         acc[r][2] = _mm512_dpbf16_ps(acc[r][2], w2, b);
         acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
       });
-      ahead.fetch<R>();
+      ahead.fetch<Fetching>();
     }
     results.fetch();
   }

@@ -8,17 +8,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../../abi/elements.h"
 #include "../../abi/vector.h"
 #include "narrow_floats.h"
 #include "narrow_forms.h"
 #include "quantize_rows.h"
 #include "register_floats.h"
+#include "small_groups.h"
 
 namespace baton {
 
 // Rows up to which weights become floats in registers, for each tile anew: more are bound by products, which e4m3 shares its pipes
-// with. With AVX-512 those of one tile, any form.
-constexpr int64_t kRegisterRows = 8, kRegisterE4m3 = 4, kLookedUpRows = 6;
+// with. With AVX-512 those whose sums leave registers for tables, any form.
+constexpr int64_t kRegisterRows = 8, kRegisterE4m3 = 4, kLookedUpRows = 5;
 
 #if BATON_AVX2 && !BATON_AVX512
 using Bytes = __m256i;
@@ -110,25 +112,33 @@ inline void widen_to_bf16(const PackedLinear& w, const uint8_t* at, int64_t widt
 #endif
 }
 
-// What a panel's groups of one chunk are multiplied by: [group][64], `mins` null where there are none.
-struct GroupScales {
-  const fp16 *scales, *mins;
-};
-
 // A chunk's weights that became bf16: [two inputs][64][2].
 struct AsBf16 {
   const uint16_t* w;
 
   // Bytes that are asked for beside so many inputs.
   static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return BATON_AVX512 ? inputs / 2 * each.bytes : 0; }
+#if BATON_AVX512
+  template <int R>
+  static bool by_halves(int64_t group) {
+    return R >= kHalvedRows && group <= kSmallGroup;
+  }
+  template <int R>
+  void add(int64_t from, int64_t inputs, const TileRows& tile) const {
+    tile_bf16<R, GoesOn, kRows>(w + from * kPanel, inputs / 2, tile);
+  }
+  template <int R>
+  void add_group(int64_t from, int64_t inputs, const TileRows& tile, const OfGroup& sums) const {
+    tile_bf16<R, OfGroup, kRows>(w + from * kPanel, inputs / 2, tile, sums);
+  }
+  template <int R>
+  void add_groups(const Groups& groups, const TileRows& tile) const {
+    small_groups<R>(w, groups, tile);
+  }
+#else
   template <int R>
   void add(int64_t from, int64_t inputs, const TileRows& tile) const {
     tile_bf16<R>(w + from * kPanel, inputs / 2, tile);
-  }
-#if BATON_AVX512
-  template <int R>
-  void add_group(int64_t from, int64_t inputs, const TileRows& tile, const OfGroup& sums) const {
-    tile_bf16<R>(w + from * kPanel, inputs / 2, tile, sums);
   }
 #endif
 };
@@ -156,6 +166,10 @@ struct AsLookedUp {
   const Form form;
 
   static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return inputs / Form::kInputs * each.bytes; }
+  template <int>
+  static constexpr bool by_halves(int64_t) {
+    return false;
+  }
   template <int R>
   void add(int64_t from, int64_t inputs, const TileRows& tile) const {
     tile_looked_up<R>(form, w + from / Form::kInputs * 256, inputs, tile, GoesOn());
@@ -164,6 +178,8 @@ struct AsLookedUp {
   void add_group(int64_t from, int64_t inputs, const TileRows& tile, const OfGroup& sums) const {
     tile_looked_up<R>(form, w + from / Form::kInputs * 256, inputs, tile, sums);
   }
+  template <int>
+  void add_groups(const Groups&, const TileRows&) const {}  // none by halves
 };
 #endif
 
@@ -195,15 +211,18 @@ BATON_INLINE void with_floats(const PackedLinear& w, const uint8_t* at, int64_t 
 template <int R, class Floats>
 inline void tile_groups(const Floats& w, int64_t width, int64_t group, GroupScales of, TileRows tile, bool scaled_rows) {
   const float* own = (const float*)tile.starts;
-  const int64_t share = R > kFewRows ? tile.ahead.bytes * group / width : Floats::ahead(group, tile.ahead);
 #if BATON_AVX512
+  if (Floats::template by_halves<R>(group)) return w.template add_groups<R>({of, own, width / group, group / 2, scaled_rows}, tile);
+  const int64_t share = Floats::ahead(group, tile.ahead);
   for (int64_t at = 0; at < width; at += group, tile.x += group / 2 * word_bytes(R) * R, own += R) {
+    fetch_scales(of);
     w.template add_group<R>(at, std::min(group, width - at), tile, OfGroup{of.scales, of.mins, own, scaled_rows});
     of.scales += kGroupStride;
     if (of.mins) of.mins += kGroupStride;
     tile.ahead.at += share;
   }
 #else
+  const int64_t share = R > kFewRows ? tile.ahead.bytes * group / width : Floats::ahead(group, tile.ahead);
   alignas(64) float sums[R * kPanel];
   float* const out = tile.out;
   tile.out = sums;
@@ -273,13 +292,7 @@ inline void sum_groups(const bf16* row, int64_t padded, RowGroups groups) {
   for (int64_t begin = 0; begin < padded; begin += groups.group, groups.at += groups.stride) {
     vf lanes{};
     const int64_t end = std::min(begin + groups.group, padded);
-    for (int64_t i = begin; i < end; i += LANES) {
-      bf16 part[LANES] = {};
-      std::memcpy(part, row + i, std::min<int64_t>(LANES, end - i) * 2);
-      float wide[LANES];
-      for (int j = 0; j < LANES; ++j) wide[j] = from_bf16(part[j]);
-      lanes = lanes + load(wide);
-    }
+    for (int64_t i = begin; i < end; i += LANES) lanes = lanes + elements_at(row + i, end - i);
     *groups.at = sum(lanes);
   }
 }

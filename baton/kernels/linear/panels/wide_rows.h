@@ -12,9 +12,6 @@ namespace baton {
 
 constexpr int64_t kBlockSteps = 64;  // of 256 bytes: half of the nearest cache
 
-// What one tile fetches, spread over the steps of all its passes.
-inline Ahead spread(const Ahead& all, int64_t steps) { return {all.at, 0, (all.bytes + steps - 1) / steps}; }
-
 // Planted bugs, which the op's tests must catch: odd bytes take even ones' inputs; a float sum's order depends on how many rows there
 // are; and a later block forgets the ones before.
 #ifdef BATON_MUTATION_LINEAR_ODD
