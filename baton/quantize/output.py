@@ -6,9 +6,11 @@ between layers are kept under ``.work`` until the end, which writes index and co
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,37 @@ from baton.quantize.tensor_file import PiecewiseTensor, write_tensors
 WORK, ASKED = ".work", "asked.json"
 COPIED = ("*.json", "*.jinja", "tokenizer*", "LICENSE*")
 SKIPPED = ("config.json", INDEX, "quantize_config.json")
+
+
+# Errors that room on the disk mends; numpy's writes say none.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Raises ConfigError, which names the remedy, for whatever in its block can't be written in ``folder``.
+
+    An OSError about a path elsewhere is passed on.
+    """
+    try:
+        yield
+    except shutil.Error as error:  # of a copied folder: (source, copy, reason) of each file
+        reason = "; ".join(str(why) for _, _, why in error.args[0])
+        raise _refused(folder, reason, full=True) from error
+    except OSError as error:
+        if error.filename is not None and not _is_of(folder, Path(os.fsdecode(error.filename))):
+            raise
+        raise _refused(folder, error.strerror or str(error), full=error.errno in FULL) from error
+
+
+def _is_of(folder: Path, path: Path) -> bool:
+    """Returns whether ``path`` is the folder, something in it, or what it lies in."""
+    return path == folder or folder in path.parents or path in folder.parents
+
+
+def _refused(folder: Path, reason: str, full: bool) -> ConfigError:
+    remedy = "make room there; the same command goes on after the layers that are finished"
+    return ConfigError(f"can't write to {folder}: {reason}: {remedy if full else 'name another --out'}", "out")
 
 
 class OutputFolder:

@@ -23,7 +23,7 @@ from baton.quantize.formats import format_of, mxfp4
 from baton.quantize.kv_scales import kv_product, kv_scales, require_plain_kv
 from baton.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer, quantized_names
 from baton.quantize.layers import States, embed, layers_of, plain_products
-from baton.quantize.output import OutputFolder
+from baton.quantize.output import OutputFolder, writing_to
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.registers import live, weights_of
 from baton.quantize.schemes import FORMATS, Recipe, scheme_of
@@ -47,19 +47,21 @@ def quantize(
         require_plain_kv(source.program, layers)
     require_fitting(source, recipe)
     output = OutputFolder(folder, len(layers) + 1)
-    output.begin(_asked(source, recipe, samples))
-    work = _Work(source, recipe, samples, output, layers)
+    with writing_to(folder):
+        output.begin(_asked(source, recipe, samples))
+        _write(_Work(source, recipe, samples, output, layers), len(layers), told)
+        settings = format_of(recipe).settings(recipe, _ignored(source, recipe))
+        output.end(source.directory, source.config.fields | {"quantization_config": settings})
+
+
+def _write(work: _Work, layers: int, told: Told) -> None:
+    """Writes the stem, and each of the layers that isn't finished."""
     work.stem()
-    for layer in range(work.first(), len(layers)):
-        told(layer, len(layers))
+    for layer in range(work.first(), layers):
+        told(layer, layers)
         work.layer(layer)
-        source.release()
-        return_freed_memory()
-    told(len(layers), len(layers))
-    config = source.config.fields | {
-        "quantization_config": format_of(recipe).settings(recipe, _ignored(source, recipe))
-    }
-    output.end(source.directory, config)
+        work.release()
+    told(layers, layers)
 
 
 def require_fitting(source: Source, recipe: Recipe) -> None:
@@ -170,6 +172,11 @@ class _Work:
         self._output.write(layer + 1, self._tensors(found, names) | self._kv_scales(found, ops))
         if states is not None and layer + 1 < len(self._layers):
             self._output.keep(states, layer + 1)  # deletes this layer's input, which is no longer needed
+
+    def release(self) -> None:
+        """Gives back the memory of what was read and of what came of it."""
+        self._source.release()
+        return_freed_memory()
 
     def _over_text(self, layer: int, rounder: LayerQuantizer) -> tuple[QuantizedLayer, States]:
         """Returns the quantized layer, and the next layer's input if there is one."""

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,42 @@ def test_a_run_that_was_stopped_within_a_layer_goes_on_to_the_same_files(
     quantize(source, recipe, samples, tmp_path / "broken")
     for path in (tmp_path / "whole").glob("*.safetensors"):
         assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(("method", "layers"), [("rtn", 0), ("gptq", 1)])
+def test_a_full_disk_is_a_sentence_and_the_run_goes_on_once_there_is_room(
+    method: str, layers: int, source: Source, samples: Samples, tmp_path: Path
+) -> None:
+    recipe = Recipe(method, group=32).checked()
+    text, room = samples if method == "gptq" else (), ExitStack()
+
+    def told(done: int, of: int) -> None:
+        if done == layers:
+            room.enter_context(files_up_to(10_000))
+
+    quantize(source, recipe, text, tmp_path / "whole")
+    with room, pytest.raises(ConfigError, match=r"can't write to .*broken: .*make room there; the same command"):
+        quantize(source, recipe, text, tmp_path / "broken", told)
+    quantize(source, recipe, text, tmp_path / "broken")
+    for path in (tmp_path / "whole").glob("*.safetensors"):
+        assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Has each write behind a file's first ``size`` bytes fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_folder_that_cannot_be_is_refused_with_the_flag(source: Source, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"can't write to .*: Not a directory: name another --out"):
+        quantize(source, Recipe("rtn", group=32).checked(), (), tmp_path / "file" / "out")
 
 
 def test_a_folder_that_was_begun_with_something_else_is_refused(
