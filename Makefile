@@ -43,7 +43,7 @@ check: $(STAMP) proto-check
 drill: $(STAMP)  ## the planted bugs, then ARGS="--minutes 60" or "--seeds 100000" of new clusters
 	@$(BIN)/pytest -m thorough --timeout 900 tests/drill && $(BIN)/baton drill $(if $(ARGS),$(ARGS),--minutes 10)
 
-new-seeds: $(STAMP)  ## 40 simulated clusters that no run had before: seeds from the commit, FIRST=N for others; half a minute of CPU
+new-seeds: $(STAMP)  ## 40 simulated clusters that no run had before: seeds from the commit, FIRST=N for others; 45 s of CPU
 	@commit=$$(git rev-parse --short=7 HEAD 2>/dev/null) && first=$$((0x$$commit)) || first=$$(date +%s); \
 		set -x; $(BIN)/baton drill --first $${FIRST:-$$first} --seeds 40 --cores 2 $(ARGS)
 
