@@ -15,6 +15,7 @@ from baton.kv.tiers.blobs import Entry, name_of
 from baton.kv.tiers.s3 import BucketStore
 from tests.kernels.thorough import first_now
 from tests.kv.sharers import PAGE
+from tests.kv.tiers.buckets import served_bucket
 from tests.kv.tiers.shared_worker import CHAIN, MEANING, Worker
 
 FULL = b"<Error><Code>InsufficientCapacity</Code><Message>no room is left</Message></Error>"
@@ -92,18 +93,8 @@ HOP_BY_HOP = ("Transfer-Encoding", "Connection", "Date", "Server")
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A real server that speaks S3's protocol, with a bucket; its URL."""
-    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
-            patch.setenv(name, "us-east-1")
-        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="blocks")
+    with served_bucket("blocks") as url:
         yield url
-    server.stop()
 
 
 async def test_workers_share_blocks_through_a_bucket_until_it_is_gone(bucket):
