@@ -60,8 +60,18 @@ async def test_a_kill_mid_stream_costs_a_pause_and_not_a_token(paced, kind):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("family", "vocab"), [("gemma3", 777), ("gpt_oss", 1013)])
-async def test_answers_over_windows_sinks_and_several_ropes_move_to_the_token(tmp_path, family, vocab):
+@pytest.mark.parametrize(
+    ("family", "vocab"),
+    [
+        ("gemma3", 777),
+        ("gpt_oss", 1013),
+        ("qwen3_next", 1003),
+        ("bamba", 1003),
+        ("jamba", 331),
+        ("deepseek_v3", 1003),
+    ],
+)
+async def test_answers_over_windows_sinks_latents_and_states_move_to_the_token(tmp_path, family, vocab):
     model = make(tmp_path / family, family, tokenizer=True)
     settings = {"model": str(model), "threads": 1}
     with Fleet(1, 2, worker=settings, router={"local_prefill_max_tokens": 16}) as fleet:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from tests.conformance.checkpoints import make
 from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 from tests.kernels.thorough import first_now
+from tests.kv.tiers.buckets import served_bucket
 
 PAGES, PROMPT = 80, 500  # two prompts at once: a lift must find room while the answer before gives its pages back
 MANY = 5  # prompts of 32 blocks each: more than the device holds
@@ -70,17 +72,20 @@ def test_a_disk_tier_without_a_place_is_a_clear_mistake(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_later_cluster_finds_in_the_shared_tier_what_an_earlier_one_computed(tmp_path):
+@pytest.mark.parametrize("store", ["folder", "bucket"])
+def test_a_later_cluster_finds_in_the_shared_tier_what_an_earlier_one_computed(tmp_path, store):
     profile = slow_profile(tmp_path, fixed=0.001, prefill=0.0001, kv=1024)
     worker = {"device": f"paced:{profile}", "pages": PAGES, "shared_tier": str(tmp_path / "shared")}
     oracle = Oracle(profile)
     prompt = oracle.prompt(1, PROMPT)
-    with Fleet(prefill=1, decode=1, worker=worker) as fleet:
-        assert ask(fleet, prompt) == (oracle.answer(prompt, 4), 0)
-        wait_for(lambda: tier_blocks(fleet, "prefill-0", "shared") >= PROMPT // 16, what="sharing")
-    with Fleet(prefill=1, decode=1, worker=worker) as fleet:
-        assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
-        fleet.wait_for_baseline()
+    with served_bucket("blocks") if store == "bucket" else nullcontext() as url:
+        worker |= {"shared_tier": "s3://blocks/cluster", "shared_tier_endpoint": url} if url else {}
+        with Fleet(prefill=1, decode=1, worker=worker) as fleet:
+            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), 0)
+            wait_for(lambda: tier_blocks(fleet, "prefill-0", "shared") >= PROMPT // 16, what="sharing")
+        with Fleet(prefill=1, decode=1, worker=worker) as fleet:
+            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
+            fleet.wait_for_baseline()
 
 
 @pytest.mark.thorough  # tests/kv/exchange/test_own_windows.py holds it in make test
