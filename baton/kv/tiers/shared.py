@@ -205,7 +205,7 @@ class SharedTier:
         try:
             async with asyncio.timeout(limit_s):
                 found = await asyncio.shield(job)
-        except (OSError, TimeoutError) as error:
+        except Exception as error:  # whatever a store's client raises: a hit less, and nothing else ends
             self._failed(error)
             return None
         finally:
@@ -220,13 +220,14 @@ class SharedTier:
         if not job.cancelled():
             job.exception()  # whoever asked has gone, or was told
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
         """Counts a failure and logs the 1st, 2nd, 4th, 8th …, because a store that is gone fails on every call."""
         self.failed += 1
         self._patience.failed()
         if self.failed & (self.failed - 1) == 0:
             told = str(error) or "it took too long"
-            log.warning("the shared tier fails (%d times so far): %s", self.failed, told)
+            unforeseen = None if isinstance(error, OSError) else error
+            log.warning("the shared tier fails (%d times so far): %s", self.failed, told, exc_info=unforeseen)
 
     def _read(self, block: bytes) -> bytes | None:
         """Returns the page of a block; removes a blob that is invalid. Runs on a thread."""

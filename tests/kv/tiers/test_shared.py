@@ -36,6 +36,8 @@ class BadStore(FolderStore):
             self.go_on.wait(20)
         if self.what == "gone":
             raise OSError(errno.EIO, "gone")
+        if self.what == "broken client":
+            raise AttributeError("get")
         blob = super().get(name, most)
         if blob is None:
             return None
@@ -53,6 +55,8 @@ class BadStore(FolderStore):
     def put(self, name: str, blob: bytes) -> None:
         if self.what == "full":
             raise OSError(errno.ENOSPC, "no space left")
+        if self.what == "broken client":
+            raise KeyError("Size")
         super().put(name, blob)
 
 
@@ -98,7 +102,7 @@ async def test_a_store_that_lies_costs_a_miss_and_loses_the_blob(folder, what):
 
 
 async def test_a_store_that_is_gone_or_full_is_left_alone_for_a_while_and_then_asked_again(folder):
-    for what in ("gone", "full"):
+    for what in ("gone", "full", "broken client"):
         store = BadStore(folder, what)
         writer, reader = Worker(store), Worker(store)
         await writer.share(CHAIN[:4])
@@ -107,7 +111,7 @@ async def test_a_store_that_is_gone_or_full_is_left_alone_for_a_while_and_then_a
         assert failed > 0
         await writer.share(CHAIN[4:8])
         assert await reader.find(CHAIN[:8]) == 0
-        assert writer.shared.failed + reader.shared.failed <= failed + (what == "gone")
+        assert writer.shared.failed + reader.shared.failed <= failed + (what != "full")
         store.what = ""
         writer.now = reader.now = 100.0
         await writer.share(CHAIN[:8])
