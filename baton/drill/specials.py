@@ -31,6 +31,7 @@ from baton.protos.nouns import Grammar, Sampling
 
 Special = Callable[[Scenario, float], Scenario]  # makes a scenario, which lasts for so many seconds, special
 FED = ("reading", "receiving")  # phases in which a prompt is on its way
+LOADED_S = 5.0  # seconds after which the first adapters are loaded, if nothing goes wrong
 ADAPTERS = ("one", "two", "three")  # one more than a worker holds
 
 
@@ -172,11 +173,18 @@ def with_surfaces(scenario: Scenario, share: float) -> Scenario:
         if not request.over_http or own.pooling or request.anthropic or rng.random() >= share:
             return request
         if not request.messages:  # over gRPC a key alone names a tenant
-            return request if request.tenant else msgspec.structs.replace(request, over_grpc=True)
+            return msgspec.structs.replace(request, over_grpc=not request.tenant and _settled(scenario, request))
         plain = request.n == 1 and own.logprobs is None
         return msgspec.structs.replace(request, responses=plain)
 
     return msgspec.structs.replace(scenario, requests=tuple(map(other, scenario.requests)))
+
+
+def _settled(scenario: Scenario, request: Request) -> bool:
+    """Returns whether no adapter's name changes while the call of ``request`` is on its way."""
+    if not request.adapter:
+        return True
+    return len(scenario.adapters) == len(ADAPTERS) and request.at > LOADED_S and not scenario.faults
 
 
 def _words(rng: random.Random, count: int) -> str:

@@ -112,6 +112,7 @@ class World:
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
         self.judge.adapters = ledger.of_request
+        self.judge.short_of_memory = "no_memory" in kinds
         files = SimulatedFiles(loop.true_time, self._rng, ledger.of_request) if own.adapters else None
         self.workers = {
             f"{role}-{i}": SimulatedWorker(

@@ -29,7 +29,7 @@ class KeepingLife(Protocol):
 class Kept(msgspec.Struct):
     """A pin that a client was told of. ``lives`` are those of the workers that took it, by slot.
 
-    ``gone`` says that its client has asked to let it go.
+    ``gone`` says that its client has asked to let it go, ``let_go`` that a router said so.
     """
 
     id: str
@@ -38,6 +38,7 @@ class Kept(msgspec.Struct):
     tokens: Mapping[str, int]
     lives: Mapping[str, KeepingLife]
     gone: bool = False
+    let_go: bool = False
 
 
 class PinLedger:
@@ -73,8 +74,10 @@ class PinLedger:
         for pin in self.pins.values():
             if now >= pin.until - EXPIRES_S:
                 continue
-            if (pin.id in by_id) == pin.gone:
-                self._violated(f"pin {pin.id} is {'' if pin.gone else 'not '}listed by {by}")
+            if pin.id in by_id and pin.let_go:
+                self._violated(f"pin {pin.id} is listed by {by}, and was let go")
+            elif pin.id not in by_id and not pin.gone:
+                self._violated(f"pin {pin.id} is not listed by {by}")
             elif not pin.gone and (lost := sorted(set(self._lost(by_id[pin.id])) & set(self._keeping(pin, now)))):
                 self._violated(f"pin {pin.id}: {by} takes it for lost at {lost}, which have it")
 

@@ -103,6 +103,8 @@ class PinClients:
             known.gone = True
         call = await self._calls.asked(router, HttpAsk(f"{PATH}/{pin}", method="DELETE"))
         status = call.status if call is not None and call.over else 0
+        if known is not None and status == 200:
+            known.let_go = True
         self._tell(name, f"lets {pin} go: status {status}")
         return status
 
