@@ -32,7 +32,8 @@ def test_each_part_gives_its_rows_and_never_worse_is_judged_at_each_batch(monkey
     names = [row.name for row in rows]
     assert len(set(names)) == len(names)
     assert {"batch 2, acceptance 0.0", "batch 2, copied text", "batch 2, misleading text"} <= set(names)
-    assert sum(row.ceiling for row in rows) == 3
+    assert sum(row.ceiling for row in rows) == 5
+    assert sum("steps with drafts" in name for name in names) == 2
     assert sum(row.target == speculation.NEVER_WORSE for row in rows) == 3
     assert rule(rows).value in (0.0, 1.0)
 
