@@ -50,3 +50,23 @@ def test_a_placer_that_forgets_the_numbers_as_redis_does_is_seen(monkeypatch: py
     flushed = Fault("redis_flushed", 2.5, "prefill-0")
     verdict, _ = told(scaled(ScaleChange(0.5, 2, 2), faults=(flushed,)))
     assert any("nobody asked for it" in violation for violation in verdict.violations), verdict.violations
+
+
+def test_numbers_asked_for_while_the_placer_got_no_answer_are_no_violation() -> None:
+    """An operator asks before Redis stalls, and the placer's next look is answered long after."""
+    scenario = msgspec.convert(
+        {
+            "seed": 168603133, "prefill": 2, "decode": 1, "routers": 1, "pages": 40, "policy": "round_robin",
+            "local_max": 0, "chunk_tokens": 250, "max_batch": 16, "step_s": 0.1, "token_s": 0.00001, "hedge": 0.0,
+            "swap": False, "lease_ttl_s": 8.0, "tier_pages": 0, "delay_s": 0.0003, "requests_per_min": 6,
+            "requests": [], "placed": True, "scales": [{"at": 1.446, "prefill": 3, "decode": 2}],
+            "placer_dies": [0.0319],
+            "faults": [
+                {"kind": "redis_stalls", "at": 1.523, "target": "prefill-1", "other": "router-0", "seconds": 8.5948}
+            ],
+        },
+        Scenario,
+    )  # fmt: skip
+    verdict = play(scenario, keep_story=True)
+    assert verdict.held, verdict.violations
+    assert any("keeps prefill 3, decode 2" in line for line in verdict.lines)

@@ -7,6 +7,7 @@ for so many workers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 
@@ -74,20 +75,19 @@ class SimulatedPlacer:
     async def _follow(self) -> None:
         redis = connect(URL, connections(self._network, self._process.name))
         follow = NumbersInForce(redis, NAMESPACE)
-        planned, asks = ScaleRequest(self._scenario.prefill, self._scenario.decode), -1
+        planned = ScaleRequest(self._scenario.prefill, self._scenario.decode)
+        asks = -1  # that had begun or ended when the last look that was answered began
         while True:
-            found: ScaleRequest | None
-            try:
+            before = self._asks
+            with contextlib.suppress(RedisError, OSError):  # without an answer numbers stay as they are
                 found = await follow.look(planned)
-            except (RedisError, OSError):
-                found = self.numbers  # they stay as they are
-            if found is not None and found != self.numbers:
-                if asks == self._asks and self._keeps and not self._scenario.most_workers:
-                    self._hold(found)
-                self.numbers = found
-                self._tell("placer", f"keeps prefill {found.prefill}, decode {found.decode}")
+                if found != self.numbers:
+                    if asks == self._asks and self._keeps and not self._scenario.most_workers:
+                        self._hold(found)
+                    self.numbers = found
+                    self._tell("placer", f"keeps prefill {found.prefill}, decode {found.decode}")
+                asks = before
             self._place()
-            asks = self._asks
             await asyncio.sleep(LOOK_S)
 
     def _hold(self, found: ScaleRequest) -> None:
