@@ -33,7 +33,7 @@ class Oracle(Speculator):
         return Draft([t if self._rng.random() < self._chance else t ^ 1 for t in coming], "oracle", 0)
 
     def end(self, text: SequenceView) -> None:
-        """Remembers nothing."""
+        """Does nothing, because an oracle keeps nothing of a sequence."""
 
 
 class Fixed(Drafter):

@@ -30,8 +30,7 @@ def each(work: Callable[[Item], Result], items: Sequence[Item], processes: int =
     """Yields ``work(item)`` for each item, in their order, computed in up to ``processes`` new processes.
 
     ``work``, items and results are pickled on their way. With one process or one item nothing is started. What
-    ``work`` raises is raised here. Raises ConfigError if a process is killed or
-    can't start.
+    ``work`` raises is raised here. Raises ConfigError if a process is killed or can't start.
     """
     if min(processes, len(items)) < 2:
         yield from map(work, items)

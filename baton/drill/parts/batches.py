@@ -50,9 +50,8 @@ class BatchClients:
         calls: RouterCalls | None = None,
     ) -> None:
         self._calls = calls
-        self._most_more = (AT_ONCE + 1) * (
-            2 if faults else 1
-        )  # lines answered after a cancel: two lanes' under faults
+        # Lines that are answered after a cancel, at most: under faults two lanes'.
+        self._most_more = (AT_ONCE + 1) * (2 if faults else 1)
         # Jobs that a router said to be cancelling, with the lines that may have answers at most.
         self._cancelled: dict[int, int] = {}
         self._sight = sight

@@ -74,7 +74,7 @@ def load(config: EngineConfig) -> Runner:
     if ask_gpu:
         own_kernels = takes_kernels(require())  # before a model is fetched for it
         if not config.is_draft:  # else it is on its model's card
-            share(identities())
+            share(identities())  # until this process ends
         require_torch_cuda()
     directory = locate(config.model)
     model = ModelConfig.read(directory)

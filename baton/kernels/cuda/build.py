@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,6 +239,19 @@ def keep_in(folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy2(library(), folder / prebuilt_name()))
+
+
+def exit_status(check: Callable[[], list[str]], what: str) -> int:
+    """Prints the messages of ``check`` on stderr; returns 1 if there are any, or if ``what`` can't be checked, else
+    0.
+    """
+    try:
+        said = check()
+    except BuildError as error:
+        said = [f"{what} was not checked: {error}"]
+    for line in said:
+        print(line, file=sys.stderr)
+    return int(bool(said))
 
 
 def main() -> int:

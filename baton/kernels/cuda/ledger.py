@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import TypedDict
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build
 from baton.kernels.cuda.names import short
@@ -98,26 +97,25 @@ def differences(old: Ledger, new: Ledger) -> list[str]:
     return said
 
 
-def main() -> int:
-    """Compares the ledger, or with --write rewrites it; returns exit status 1 if they differ, else 0."""
-    try:
-        new = current()
-    except BuildError as error:
-        print(f"the ledger was not checked: {error}", file=sys.stderr)
-        return 1
+def compared() -> list[str]:
+    """Returns a message for each way in which the sources differ from the ledger; rewrites it with --write. Raises
+    BuildError.
+    """
+    new = current()
     if "--write" in sys.argv[1:]:
         LEDGER.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
         print(f"{LEDGER.name}: {sum(map(len, new['kernels'].values()))} kernels")
-        return 0
+        return []
     old = json.loads(LEDGER.read_text())
     if old["nvcc"] != new["nvcc"]:
         print(f"the ledger is of nvcc {old['nvcc']}, this is {new['nvcc']}: only spills are compared")
     said = differences(old, new)
-    for line in said:
-        print(line, file=sys.stderr)
-    if said:
-        print("run: python -m baton.kernels.cuda.ledger --write, if that is meant", file=sys.stderr)
-    return bool(said)
+    return [*said, "run: python -m baton.kernels.cuda.ledger --write, if that is meant"] if said else []
+
+
+def main() -> int:
+    """Compares the ledger, or with --write rewrites it; returns exit status 1 if they differ, else 0."""
+    return build.exit_status(compared, "the ledger")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypedDict
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build, ledger
 from baton.kernels.cuda.disassembly import cuobjdump
@@ -92,14 +91,7 @@ def check() -> list[str]:
 
 def main() -> int:
     """Checks all ops; returns exit status 1 if a check fails, else 0."""
-    try:
-        said = check()
-    except BuildError as error:
-        print(f"occupancy was not checked: {error}", file=sys.stderr)
-        return 1
-    for line in said:
-        print(line, file=sys.stderr)
-    return bool(said)
+    return build.exit_status(check, "occupancy")
 
 
 if __name__ == "__main__":

@@ -114,10 +114,10 @@ class CompressedBatch:
                 ended.append(member)
         return ended
 
-    def read(self, tokens: int) -> list[BatchMember]:
-        """Counts ``tokens`` of prompts as computed, oldest first; returns those that are complete."""
-        done = []
-        while tokens:
+    def read(self) -> list[BatchMember]:
+        """Counts the next step's prompt tokens as computed, oldest first; returns the members that are complete."""
+        done, tokens = [], self.chunk
+        while tokens and self.reading:
             member = self.reading[0]
             take = min(member.prompt_left, tokens)
             member.prompt_left -= take

@@ -184,7 +184,7 @@ class CompressedDecode:
         if not self.batch.reading:
             self._written(steps, ended)
             return
-        done = self.batch.read(self.batch.chunk_and_pairs()[0])
+        done = self.batch.read()
         self._written(self._mixed_steps, ended)
         for member in done:
             flight = member.flight

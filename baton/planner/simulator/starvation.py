@@ -1,4 +1,4 @@
-"""What a simulated decode worker does whose batch found no page. Torch-free."""
+"""Says how long a simulated decode worker waits whose batch found no page. Torch-free."""
 
 from __future__ import annotations
 

@@ -124,9 +124,8 @@ class PrefillScheduler:
         self.aging = aging
         self.jobs: dict[int, PrefillJob] = {}
         self.stuck: tuple[int, ...] = ()  # those of an empty plan that lack pages for their chunk, in its order
-        self.starved: int | None = (
-            None  # the first job of a plan that lacks pages to start, though no other has any
-        )
+        # The first job of a plan that lacks pages to start, though no other job has any.
+        self.starved: int | None = None
         self._coming: dict[int, set[bytes]] = {}  # by started job, the blocks that it is the first to compute
 
     def add(self, job: PrefillJob) -> None:

@@ -154,7 +154,7 @@ def test_a_new_answer_is_trusted_where_those_before_it_paid_and_no_longer_once_i
 
 
 def test_drafts_that_are_only_watched_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What watched drafts of distrusted sequences would bring counts as if they had brought it.
+    """Counts what watched drafts of distrusted sequences would bring as if they had brought it.
 
     Else nobody would be asked any more: the draft of one in a batch, which is asked now and then, never pays alone.
     """

@@ -85,7 +85,7 @@ class Passing(BaseHTTPRequestHandler):
         self.close_connection |= most is not None
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs no request, because the store here is asked hundreds of times."""
 
 
 HOP_BY_HOP = ("Transfer-Encoding", "Connection", "Date", "Server")

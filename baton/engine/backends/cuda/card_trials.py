@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ import torch
 
 from baton.engine.backends.cuda.device_ops import ON_A_CARD, ON_THE_SHIM, TrialSizes
 from baton.engine.backends.cuda.gpu import Gpu
-from baton.engine.backends.cuda.op_trials import OpTrial, try_ops
+from baton.engine.backends.cuda.op_trials import OpTrial, Tell, try_ops
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, CudaRunner
 from baton.engine.backends.cuda.trial import one_layer, random_weights, trial
 from baton.engine.backends.native.program import Weights
@@ -31,7 +30,6 @@ from baton.protos.nouns import LayerGroup
 
 KINDS: dict[str, torch.dtype | tuple[int, int]] = {"bf16": torch.bfloat16, "int8": (8, 0), "int4": (4, 32)}
 HEADS, ON_SHIM_HEADS = (8, 2, 128), (4, 2, 16)  # query heads, KV heads, head size
-Tell = Callable[[str], None]  # says what runs next
 
 
 class CardTrials(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from baton.kernels.abi.native import F as Float
 from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 
+Tell = Callable[[str], None]  # says what runs next
 TOLERANCE = 0.02  # of a result's distance to float32's, over its length: products take bf16 or int8 rows
 EPS = 1e-5  # the norm's epsilon, of the size that checkpoints have
 WARM, TIMED = 3, 20  # calls before those that are timed, and timed ones
@@ -44,9 +45,7 @@ class OpTrial(msgspec.Struct, frozen=True):
         return self.error is not None and self.error <= TOLERANCE
 
 
-def try_ops(
-    library: CudaLibrary, device: str, sizes: TrialSizes, tell: Callable[[str], None] = lambda _: None
-) -> list[OpTrial]:
+def try_ops(library: CudaLibrary, device: str, sizes: TrialSizes, tell: Tell = lambda _: None) -> list[OpTrial]:
     """Returns the trials of all ops on ``device``, "cuda" or the shim's "cpu"; ``tell`` is called with the name of
     each before it runs. Raises DeviceError where a launch fails.
     """
@@ -57,7 +56,7 @@ def try_ops(
         return [_tried(pair, device, tell) for pair in pairs]
 
 
-def _tried(pair: Pair, device: str, tell: Callable[[str], None] = lambda _: None) -> OpTrial:
+def _tried(pair: Pair, device: str, tell: Tell = lambda _: None) -> OpTrial:
     tell(pair.name)
     if pair.read is None:
         pair.out.fill_(torch.nan)

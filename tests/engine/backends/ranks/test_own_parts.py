@@ -125,7 +125,7 @@ def test_only_what_begins_inside_a_panel_is_copied() -> None:
 
 
 def test_what_any_rank_copies_counts_though_the_lead_copies_nothing(tmp_path: Path) -> None:
-    """Of 192 rows five ranks have 38 or 39 each, which begin inside panels; the first one's begin at 0."""
+    """Five ranks have 38 or 39 of 192 rows each, which begin inside panels; the first one's begin at 0."""
     model = ModelConfig.read(
         make(tmp_path, "llama2", num_attention_heads=8, num_key_value_heads=8, hidden_size=192)
     )
