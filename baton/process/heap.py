@@ -29,8 +29,12 @@ def settle_heap() -> None:
 
 
 def return_freed_memory() -> None:
-    """Collects garbage and gives freed memory back to the system, as far as the C library can."""
-    gc.collect()
+    """Collects young garbage and gives freed memory back to the system, as far as the C library can.
+
+    A full collection would walk every object of the process each time, and what was made since the last call is
+    young.
+    """
+    gc.collect(1)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent from other C libraries than glibc
     if trim is not None:
         trim(0)
