@@ -36,6 +36,7 @@ from baton.bench.rows import Row, table
 from baton.kv.pages.pool import PagePool
 from baton.kv.tiers.memory import host_slab
 from baton.kv.tiers.slab import RECORD_BYTES
+from baton.protos.nouns import EVERY_BLOCK
 
 TRACE_BLOCK_TOKENS = 512
 PAGE_BYTES = 256  # of a tier's page, because only its hash is of interest
@@ -76,7 +77,7 @@ def pool_rate(trace: Sequence[Request], capacity: int, hints: Sequence[bool] = (
         with pool.open(hashes, len(hashes)) as lease:
             hits += hit_tokens(request, lease.held)
             lease.seal_run(lease.held, hashes[lease.held :])
-            lease.hinted = bool(hints) and hints[at]
+            lease.hinted_blocks = EVERY_BLOCK if hints and hints[at] else 0
     pool.check()
     return hits / sum(r.tokens for r in trace)
 

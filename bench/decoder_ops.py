@@ -3,7 +3,7 @@
 Knows nothing of what a model says. Both engines have the same random bf16 weights, one thread each, and take turns;
 time is the thread's CPU time. Weights repeat a stretch of numbers, which makes no difference to speed.
 
-    python -m bench.decoder_ops [--kinds jamba,cohere2] [--batches 1,16] [--rounds 3] [--no-torch]
+    python -m bench.decoder_ops [--kinds jamba,cohere2] [--batches 1,16] [--rounds 3] [--no-torch | --last-rows]
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 from rich.console import Console
 
 from baton.bench.rows import Row, median, table
+from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.models import program_for
-from baton.engine.plan import ModelSpec, Runner
+from baton.engine.plan import ModelSpec, Runner, StepPlan
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
 from baton.evaluate.workload import PROMPT, Workload
@@ -55,6 +56,12 @@ KINDS: dict[str, Json] = {
                     "intermediate_size_mlp": 6400, "num_hidden_layers": 2, "num_attention_heads": 16,
                     "num_key_value_heads": 4, "num_local_experts": 16, "num_experts_per_tok": 1,
                     "no_rope_layers": [1, 0]},
+    "gemma3n_text": {"like": "Gemma 3n E4B, a fifth as deep", "hidden_size": 2048, "intermediate_size": 16384,
+                     "num_hidden_layers": 7, "num_kv_shared_layers": 3, "num_attention_heads": 8,
+                     "num_key_value_heads": 2, "head_dim": 256, "vocab_size_per_layer_input": 32000,
+                     "layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]},
+    "llama": {"like": "Llama of 150M", "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+              "num_attention_heads": 12, "num_key_value_heads": 4},
 }  # fmt: skip
 SHARED: Json = {"vocab_size": 32000, "max_position_embeddings": 8192}
 STRETCH = 1 << 20  # random numbers
@@ -108,6 +115,30 @@ def rows(kind: str, batches: list[int], rounds: int, with_torch: bool) -> Iterat
         yield Row(f"{KINDS[kind]['like']} ({kind}), {what}", milliseconds, "ms", peer=peer, ratio=ratio)
 
 
+class AllRows(NativeRunner):
+    """Computes all rows to the end."""
+
+    def _spares(self, plan: StepPlan, batch: NativeBatch) -> bool:
+        return False
+
+
+def last_rows(kind: str, rounds: int) -> Row:
+    """Returns the CPU milliseconds of a prompt's step, and those of one that computes all rows of it over them."""
+    some = engines(kind, with_torch=False)["native"]
+    program = program_of(kind)
+    works = [
+        Workload(runner, 1, clock=time.thread_time)
+        for runner in (some, AllRows(some.spec, program, dict(weights_of(program))))
+    ]
+    spared, whole = list[float](), list[float]()
+    for _ in range(rounds + 1):
+        spared.append(works[0].prompt_seconds())
+        whole.append(works[1].prompt_seconds())
+    ratio = median([all_of / some for some, all_of in zip(spared[1:], whole[1:], strict=True)])
+    name = f"{KINDS[kind]['like']} ({kind}), prompt of {PROMPT}"
+    return Row(name, 1e3 * median(spared[1:]), "ms", peer="all rows", ratio=ratio)
+
+
 def _decode(work: Workload, batch: int) -> float:
     return work.decode_seconds(batch)
 
@@ -119,10 +150,14 @@ def main() -> None:
     parser.add_argument("--batches", default="1,16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--last-rows", action="store_true", help="prompts beside those that compute all rows")
     args = parser.parse_args()
     torch.set_num_threads(1)
     native.set_threads(1)
     for kind in args.kinds.split(","):
+        if args.last_rows:
+            Console(highlight=False, width=130).print(table([last_rows(kind, args.rounds)]))
+            continue
         found = rows(kind, [int(each) for each in args.batches.split(",")], args.rounds, not args.no_torch)
         Console(highlight=False, width=130).print(table(list(found)))
 

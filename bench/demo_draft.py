@@ -25,7 +25,7 @@ from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner
-from baton.engine.speculate.draft import Draft
+from baton.engine.speculate.draft import BatchSpeculator, Draft
 from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.judge import Writer
@@ -35,7 +35,7 @@ from baton.protos import channel as ch
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 from baton.worker.drafts import make_drafter
 from baton.worker.spec import EngineSpec
-from bench.speculation import Tape
+from bench.speculation_loop import Tape
 
 PROMPT, TOKENS = 64, 128  # of each answer
 DEPTHS = (1, 2, 4)
@@ -48,9 +48,9 @@ SAMPLINGS = {
 
 
 class Always(Drafter):
-    """Verifies ``depth`` tokens of the draft model after each step, whatever that costs."""
+    """Verifies ``depth`` tokens of a draft model, or of heads, after each step, whatever that costs."""
 
-    def __init__(self, model: DraftModel, depth: int) -> None:
+    def __init__(self, model: BatchSpeculator, depth: int) -> None:
         super().__init__([model])
         self._model, self._depth = model, depth
 
@@ -80,7 +80,7 @@ class Demo:
         self._buffer = bytearray(self.pages * self.runner.spec.layout.page_bytes)
         self.runner.bind(memoryview(self._buffer), self.pages)
         text = (DEMO / "heldout.txt").read_text()
-        self._ids: list[int] = Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(text).ids
+        self.ids: list[int] = Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(text).ids
         self._keys = 0
 
     def drafter(self, name: str) -> Drafter:
@@ -98,8 +98,8 @@ class Demo:
     def passages(self, batch: int, seed: int) -> list[list[int]]:
         """Returns the beginnings of ``batch`` answers' texts."""
         rng = random.Random(seed)
-        places = [rng.randrange(len(self._ids) - PROMPT) for _ in range(batch)]
-        return [self._ids[at : at + PROMPT] for at in places]
+        places = [rng.randrange(len(self.ids) - PROMPT) for _ in range(batch)]
+        return [self.ids[at : at + PROMPT] for at in places]
 
     def run(self, prompts: Sequence[list[int]], sampling: Sampling, drafter: Drafter | None) -> Run:
         """Reads the prompts, then times the answers."""

@@ -37,8 +37,8 @@ PLAIN = {
     "routers": 1, "pages": 1000, "policy": "cost", "local_max": 0, "chunk_tokens": 250, "max_batch": 16,
     "hedge": 0.0, "step_s": 0.02, "token_s": 0.00001, "swap": False, "lease_ttl_s": 30.0, "tier_pages": 0,
     "delay_s": 0.0003, "requests_per_min": 0, "faults": (), "batches": (), "adapters": (), "controller": False,
-    "disk_pages": 0, "drafts_right": 0.0, "page_kinds": (), "sight": Sight(), "pins": (), "placed": False,
-    "scales": (), "placer_dies": (), "most_workers": 0,
+    "disk_pages": 0, "drafts_right": 0.0, "page_kinds": (), "host_counts": (), "sight": Sight(),
+    "pins": (), "placed": False, "scales": (), "placer_dies": (), "most_workers": 0,
 }  # fmt: skip
 
 

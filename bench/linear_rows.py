@@ -1,8 +1,9 @@
 """Measures what a linear layer of 1 to 16 rows takes beside a single row, and beside another build of the library.
 
-Each weight form multiplies the matrices of a decode step, as often as there are layers, so that weights come from
-memory. Rounds take all forms and numbers of rows in turn; ratios are within a round, medians over rounds. Knows
-nothing of attention or of engines.
+Each weight form multiplies the matrices of a decode step, in as many copies as no cache holds. A form's rounds take
+it, bfloat16 and reading in turn; ratios are within a round, medians over rounds. Two ceilings stand beside a single
+row: "of reading" is what its bytes take when they are read where they lie, by as many calls and threads, and "of
+memory" what they would take in one long stream. Knows nothing of attention or of engines.
 
     python -m bench.linear_rows [--size 150M] [--forms int8,bf16 | every] [--rows 1,2,3,4,5,6,7,8] [--rounds 15]
     python -m bench.linear_rows --against OTHER.so     (what ``baton.kernels.abi.build`` made of another checkout)
@@ -16,6 +17,7 @@ import argparse
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from baton.bench.engine.memory import MemoryRead
 from baton.bench.engine.models import SIZES
 from baton.bench.rows import median, paired
 from baton.kernels.abi import native
+from baton.kernels.abi.native import I64, P
 from baton.kernels.linear import packed
 from baton.kernels.linear.codes import E2M1_TWICE, Codes
 from baton.kernels.linear.cpu import ARGUMENTS, prepared
@@ -34,11 +37,11 @@ from baton.kernels.linear.integers import Integers, Part, ScaledFloats, packed_o
 from baton.kernels.linear.packed import PackedWeight
 from baton.quantize.grids import NF4
 
-LAYERS = 6  # of a model: more than the caches hold
+FAR = 200 << 20  # bytes of matrices, at least: more than the caches hold
 GROUP = 128
 
 Pack = Callable[[torch.Tensor], PackedWeight]
-Calls = list[Callable[[], None]]
+Calls = list[Callable[[], object]]
 
 
 def _packed(part: Part) -> PackedWeight:
@@ -116,9 +119,10 @@ def shapes(size: str) -> list[tuple[int, int]]:
 
 
 def weights(size: str, pack: Pack) -> list[PackedWeight]:
-    """Returns the matrices of LAYERS layers with random weights."""
+    """Returns the matrices of as many layers as take FAR bytes, with random weights."""
     made = [pack(torch.randn(shape)) for shape in shapes(size)]
-    return [one if not layer else _copied(one) for layer in range(LAYERS) for one in made]
+    layers = -(-FAR // sum(one.nbytes for one in made))
+    return [one if not layer else _copied(one) for layer in range(layers) for one in made]
 
 
 def _copied(weight: PackedWeight) -> PackedWeight:
@@ -141,6 +145,74 @@ def seconds(timed: Calls, clock: Callable[[], float]) -> float:
     return clock() - began
 
 
+class Reading:
+    """Reads the bytes of matrices where they lie, a call for each, with the threads that multiply them."""
+
+    def __init__(self, made: list[PackedWeight]) -> None:
+        read = native.function("ceiling_read", P, I64)
+        self._calls: Calls = [partial(read, one.data.data_ptr(), one.data.nbytes) for one in made]
+        self._share = sum(one.nbytes for one in made) / sum(one.data.nbytes for one in made)
+
+    def seconds(self, clock: Callable[[], float]) -> float:
+        """Returns the seconds of reading all of them; scales count as so many more bytes."""
+        return seconds(self._calls, clock) * self._share
+
+
+class Form:
+    """A form's matrices, the calls by number of rows and library, and what they took, round by round."""
+
+    def __init__(self, name: str, size: str, counts: Sequence[int], libraries: Sequence[ctypes.CDLL]) -> None:
+        self.name = name
+        self.made = weights(size, FORMS[name])
+        self.nbytes = sum(one.nbytes for one in self.made)
+        self._calls = {
+            (rows, at): calls(library, self.made, rows) for rows in counts for at, library in enumerate(libraries)
+        }
+        self.took: dict[tuple[int, int], list[float]] = {key: [] for key in self._calls}
+
+    def round(self, clock: Callable[[], float]) -> None:
+        """Takes the time of each call once."""
+        for key, timed in self._calls.items():
+            self.took[key].append(seconds(timed, clock) / self.nbytes)
+
+
+class Measured:
+    """One form beside bfloat16 and beside reading, over some rounds after a first one that counts for nothing."""
+
+    def __init__(self, form: Form, plain: Form, rounds: int, clock: Callable[[], float], ceilings: bool) -> None:
+        self._form, self._plain = form, plain
+        self._read: list[float] = []
+        self._stream: list[float] = []
+        reading, memory = Reading(form.made), MemoryRead()
+        for each in (form, plain):
+            each.took = {key: [] for key in each.took}
+        for _ in range(rounds + 1):
+            if ceilings:
+                self._read.append(reading.seconds(clock) / form.nbytes)
+                self._stream.append(1 / memory.rate())
+            form.round(clock)
+            if plain is not form:
+                plain.round(clock)
+
+    def cells(self, rows: int, first: int, libraries: int) -> list[str]:
+        """Returns a line of the table."""
+        form = self._form
+        mine = form.took[rows, 0][1:]
+        ceilings = [self._read[1:], self._stream[1:]] if rows == 1 and self._read else []
+        shares = [f"{paired(ceiling, mine):.2f}" for ceiling in ceilings] or ["", ""]
+        weight = form.nbytes / self._plain.nbytes * self._per_layer()
+        return [
+            *(form.name, str(rows), f"{1 / median(mine) / 1e9:.1f}", *shares),
+            f"{paired(mine, form.took[first, 0][1:]):.2f}",
+            f"{paired(mine, self._plain.took[rows, 0][1:]) * weight:.2f}",
+            f"{paired(mine, form.took[rows, 1][1:]):.3f}" if libraries > 1 else "",
+        ]
+
+    def _per_layer(self) -> float:
+        """Returns how many layers of bfloat16 stand beside one of the form's."""
+        return len(self._plain.made) / len(self._form.made)
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -158,37 +230,24 @@ def main() -> None:
     for library in libraries:
         library.baton_set_threads(ctypes.c_int32(1 if args.cpu else args.threads))
     clock = time.thread_time if args.cpu else time.perf_counter
-    forms, counts = args.forms.split(","), [int(rows) for rows in args.rows.split(",")]
-    forms = list(FORMS) if forms == [EVERY] else forms
-    made = {form: weights(args.size, FORMS[form]) for form in {*forms, "bf16"}}
-    timed = {
-        (form, rows, at): calls(library, made[form], rows)
-        for form in made
-        for rows in counts
-        for at, library in enumerate(libraries)
-    }
-    took: dict[tuple[str, int, int], list[float]] = {key: [] for key in timed}
-    reads: dict[tuple[str, int, int], list[float]] = {key: [] for key in timed}  # seconds per byte of memory
-    memory = MemoryRead()
-    for _ in range(args.rounds + 1):
-        for key, all_calls in timed.items():
-            took[key].append(seconds(all_calls, clock))
-            reads[key].append(1 / memory.rate() if key[1] == 1 and not args.cpu else 0.0)
-    took, reads = ({key: found[1:] for key, found in each.items()} for each in (took, reads))
-    columns = "form", "rows", "ms", "GB/s", "of memory", f"x of {counts[0]} rows", "x of bf16", "x of the other"
+    names, counts = args.forms.split(","), [int(rows) for rows in args.rows.split(",")]
+    plain = Form("bf16", args.size, counts, libraries)
+    columns = (
+        "form",
+        "rows",
+        "GB/s",
+        "of reading",
+        "of memory",
+        f"x of {counts[0]} rows",
+        "x of bf16",
+        "x of the other",
+    )
     shown = Table(*columns, box=None)
-    for form in forms:
-        size = sum(weight.nbytes for weight in made[form])
+    for name in FORMS if names == [EVERY] else names:
+        form = plain if name == "bf16" else Form(name, args.size, counts, libraries)
+        found = Measured(form, plain, args.rounds, clock, not args.cpu)
         for rows in counts:
-            mine = took[form, rows, 0]
-            floor = f"{size * paired(reads[form, rows, 0], mine):.2f}" if any(reads[form, rows, 0]) else ""
-            beside = f"{paired(mine, took[form, rows, 1]):.3f}" if len(libraries) > 1 else ""
-            shown.add_row(
-                *(form, str(rows), f"{median(mine) * 1e3:.2f}", f"{size / median(mine) / 1e9:.1f}", floor),
-                f"{paired(mine, took[form, counts[0], 0]):.2f}",
-                f"{paired(mine, took['bf16', rows, 0]):.2f}",
-                beside,
-            )
+            shown.add_row(*found.cells(rows, counts[0], len(libraries)))
     Console(width=116).print(shown)
 
 

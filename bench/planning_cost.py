@@ -25,7 +25,7 @@ from baton.engine.speculate.draft import Draft, SequenceView, States
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.judge import Writer
 from baton.engine.speculate.names import AUTO, speculators
-from bench.speculation import Bench, Extent
+from bench.speculation_loop import Bench, Extent
 from bench.speculation_texts import copied, misleading, new, texts
 
 KINDS = (copied, new, misleading)

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     args = parser.parse_args()
     runner, _ = random_runner(args.size, args.scheme, args.kv, by_ops=True, native_step=profiled_step())
-    work = Workload(runner, args.batch)
+    work = Workload(runner, args.batch, prompt=args.prompt)
     work.decode_seconds(args.batch)
     Console(highlight=False, width=150).print(table(list(rows(work, args.batch, args.prompt, args.steps))))
 

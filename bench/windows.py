@@ -1,12 +1,13 @@
 """Pages leased and bytes shipped for one long prompt, with and without a window: the real loops and pools.
 
     .venv/bin/python -m bench.windows [--window 4096 | --selection snapkv:1024 | --mixed gpt-oss-20b
-                                       | --hybrid qwen3-next-80b] [--prompt N]
+                                       | --hybrid qwen3-next-80b | --sharing gemma-3n-e4b] [--prompt N]
 
 Sizes are Mistral 7B's (32 layers, 8 KV heads of 128, bfloat16), 2 MiB per block of 16 tokens, or those of a model
 that mixes layers with a window and without, whose layers with a window then have pages of their own. A hybrid is
-held against a model whose layers all are its attention. Nothing is computed: the engines are stand-ins that choose
-token 0, because only pages and blocks are counted.
+held against a model whose layers all are its attention. A model whose last layers read the K and V of others is
+held against one whose layers all have their own. Nothing is computed: the engines are stand-ins that choose token
+0, because only pages and blocks are counted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Tape(list[Any]):
         self.append(message)
 
     def poll(self, timeout_s: float) -> list[Any]:
-        """Returns no message."""
+        """Returns [], because nobody asks this engine from outside."""
         return []
 
     def of(self, kind: type) -> list[Any]:
@@ -90,6 +91,10 @@ MIXED = {
 }
 
 
+# Models whose last layers read the K and V of others: sizes as above, of all layers, and of those with K and V.
+SHARING = {"gemma-3n-e4b": ((7, 28), (4, 16), 2, 256, 512), "gemma-3n-e2b": ((6, 24), (4, 16), 2, 256, 512)}
+
+
 class Hybrid(NamedTuple):
     """Holds the sizes of a model of which ``attention`` of ``layers`` layers have K and V, the others a state."""
 
@@ -115,7 +120,18 @@ HYBRIDS = {
 
 def mixed(name: str) -> KvLayout:
     """Returns the layout of a model of ``MIXED`` whose pages hold blocks of all layers."""
-    whole, windowed, heads, head_dim, window = MIXED[name]
+    return _mixed(*MIXED[name])
+
+
+def sharing(name: str, shared: bool) -> KvLayout:
+    """Returns the layout of a model of ``SHARING``, in which layers with a window have pages of their own; unless
+    ``shared``, that of such a model whose layers all have K and V.
+    """
+    every, owners, heads, head_dim, window = SHARING[name]
+    return by_window(_mixed(*(owners if shared else every), heads, head_dim, window))
+
+
+def _mixed(whole: int, windowed: int, heads: int, head_dim: int, window: int) -> KvLayout:
     full = LayerGroup("full", ("k", "v"), whole, heads, head_dim)
     return layout_for("bfloat16", (full, LayerGroup("window", ("k", "v"), windowed, heads, head_dim, window)))
 
@@ -180,11 +196,14 @@ if __name__ == "__main__":
     parser.add_argument("--selection", default=ALL)
     parser.add_argument("--mixed", choices=MIXED)
     parser.add_argument("--hybrid", choices=HYBRIDS)
+    parser.add_argument("--sharing", choices=SHARING)
     parser.add_argument("--prompt", type=int, nargs="+", default=[8192, 32_768])
     parser.add_argument("--answer", type=int, default=256)
     args = parser.parse_args()
     if args.hybrid:
         whole, less = (HYBRIDS[args.hybrid].layout(dense) for dense in (True, False))
+    elif args.sharing:
+        whole, less = (sharing(args.sharing, shared) for shared in (False, True))
     elif args.mixed:
         whole = mixed(args.mixed)
         less = by_window(whole)

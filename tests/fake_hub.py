@@ -60,16 +60,17 @@ def _told(repositories: dict[str, Path], parts: list[str]) -> bytes | None:
     folder = repositories.get("/".join(parts[:2]))
     if folder is None:
         return None
-    files = sorted(folder.iterdir())
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path: path.relative_to(folder).as_posix() for path in files}
     if parts[2:3] == ["tree"]:
-        tree = [{"type": "file", "oid": COMMIT, "size": path.stat().st_size, "path": path.name} for path in files]
+        tree = [{"type": "file", "oid": COMMIT, "size": path.stat().st_size, "path": names[path]} for path in files]
         return json.dumps(tree).encode()
-    siblings = [{"rfilename": path.name} for path in files]
+    siblings = [{"rfilename": names[path]} for path in files]
     return json.dumps({"id": "/".join(parts[:2]), "sha": COMMIT, "siblings": siblings}).encode()
 
 
 def _file(repositories: dict[str, Path], parts: list[str]) -> bytes | None:
     """The bytes of ORG/NAME/resolve/REVISION/FILE."""
     folder = repositories.get("/".join(parts[:2]))
-    path = None if folder is None or len(parts) != 5 else folder / parts[4]
+    path = None if folder is None or len(parts) < 5 else folder.joinpath(*parts[4:])
     return path.read_bytes() if path is not None and path.is_file() else None

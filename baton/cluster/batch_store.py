@@ -135,11 +135,12 @@ class BatchStore:
 
     async def put(self, job: BatchJob, is_open: bool) -> None:
         """Stores a new job; with ``is_open`` routers find it by ``open_jobs``. Raises StorageFull."""
+        told = msgspec.json.encode(job)
         async with _reached():
-            if not await self._room.has(len(job.key) + JOB_BYTES, UPLOADS):
+            if not await self._room.has(len(told) + JOB_BYTES, UPLOADS):
                 raise StorageFull("the store has no room for another job: delete files, or raise maxmemory")
             pipe = self._redis.pipeline(transaction=True)
-            pipe.set(self._jobs + job.id, msgspec.json.encode(job), ex=self._kept_s)
+            pipe.set(self._jobs + job.id, told, ex=self._kept_s)
             for listed in _lists(self._jobs, job.tenant):
                 pipe.zremrangebyscore(listed, "-inf", job.created - self._kept_s)
                 pipe.zadd(listed, {job.id: job.created})
@@ -147,6 +148,7 @@ class BatchStore:
             (pipe.sadd if is_open else pipe.srem)(self._open, job.id)
             pipe.expire(self._open, self._kept_s)
             await pipe.execute()
+        self._room.wrote(len(told))
 
     async def job(self, job_id: str) -> BatchJob | None:
         """Returns a job with its current counts of answered lines; None if there is none."""

@@ -13,7 +13,7 @@ import baton
 from baton.cluster.config import BatonConfig
 from baton.cluster.model_id import model_id
 from baton.gguf_files.folder import folder_of, is_gguf
-from baton.gguf_files.hub import fetched, is_on_hub
+from baton.gguf_files.hub import fetched, is_on_hub, told_files
 from baton.protos.errors import CheckpointError
 
 DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
@@ -98,6 +98,9 @@ def _text_from_hub(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(TEXT_FILES)))
+        found = Path(snapshot_download(model, allow_patterns=list(TEXT_FILES)))
     except Exception as error:  # the hub's errors share no base class
         raise CheckpointError(f"the tokenizer of {model} can't be fetched: {error}", "worker.model") from None
+    if not (found / TOKENIZER).is_file() and (files := told_files(model)):
+        raise CheckpointError(f"{model} has no {TOKENIZER}; {files}", "worker.model")
+    return found

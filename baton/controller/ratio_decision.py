@@ -149,7 +149,8 @@ def _by_twin(
     if by == 0:
         return _said(found, f"{says}: no ratio is better"), history_of(history, 0)
     if now.worst < settings.high:
-        return _said(found, f"{says}: enough room"), history_of(history, 0)
+        stays = msgspec.structs.replace(found, best=_pair(now))  # what is least full of little is chance
+        return _said(stays, f"{says}: enough room"), history_of(history, 0)
     gain = (now.worst - best.worst) / now.worst
     short = settings.horizon_s * undone_work(now, best)
     cost = abs(by) * (history.change_s or settings.change_s)

@@ -61,6 +61,8 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Steps and preemptions",
                 (
                     PanelQuery(q.rate(W["steps"], "worker", ALL_WORKERS), "{{worker}} steps"),
+                    PanelQuery(q.rate(W["steps_ahead"], "worker", ALL_WORKERS), "{{worker}} planned ahead"),
+                    PanelQuery(q.rate(W["rows_discarded"], "worker", ALL_WORKERS), "{{worker}} rows discarded"),
                     PanelQuery(q.rate(W["preemptions"], "worker", ALL_WORKERS), "{{worker}} preemptions"),
                 ),
                 "ops",
@@ -212,6 +214,7 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Bytes",
                 (
                     PanelQuery(q.rate(W["transfer_bytes"]), "shipped"),
+                    PanelQuery(q.rate(W["received_bytes"], "host"), "received by {{host}}"),
                     PanelQuery(q.rate(W["fetched_bytes"]), "fetched"),
                 ),
                 "Bps",

@@ -18,6 +18,14 @@ def rate(metric: Metric, by: str = "", where: str = "", window: str = WINDOW) ->
     return f"sum{grouped} (rate({metric.series}{_where(where)}[{window}]))"
 
 
+def grew(metric: Metric, where: str = "", window: str = WINDOW) -> str:
+    """Returns the query of the series of a counter that grew within ``window``. One that appears counts as well: a
+    label's counter is exported from its first event on, so it begins at 1.
+    """
+    series = f"{metric.series}{_where(where)}"
+    return f"increase({series}[{window}]) > 0 or ({series} unless {series} offset {window}) > 0"
+
+
 def level(metric: Metric, by: str = "", where: str = "", how: str = "sum") -> str:
     """Returns the query of a gauge's present value, aggregated by ``how`` over the labels ``by``."""
     grouped = f" by ({by})" if by else ""

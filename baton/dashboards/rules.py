@@ -99,11 +99,12 @@ def _clients() -> list[dict[str, object]]:
 
 def _workers() -> list[dict[str, object]]:
     workers = q.level(R["workers"], "role", how="max")
+    decoders = q.level(R["workers"], "namespace, job", 'role="decode"', how="max")  # of each cluster by itself
     steps, running = f"rate({W['steps'].series}[2m])", W["running"].series
     return [
         _alert(
             "BatonNoDecodeWorker",
-            f'max({R["workers"].series}{{role="decode"}}) == 0',
+            f"{decoders} == 0",
             "30s",
             CRITICAL,
             "The router reaches no decode worker: nothing can be answered",
@@ -167,7 +168,7 @@ def _workers() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonWorkersDoNotCome",
-            f'increase({R["control_decisions"].series}{{kind="failed"}}[30m]) > 0',
+            q.grew(R["control_decisions"], 'kind="failed"', "30m"),
             "0s",
             WARNING,
             "What the ratio's controller asked for did not come",
@@ -230,7 +231,7 @@ def _kv() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonCorruptKv",
-            f'increase({W["refusals"].series}{{error="corrupt_frame"}}[10m]) > 0',
+            q.grew(W["refusals"], 'error="corrupt_frame"', "10m"),
             "0s",
             CRITICAL,
             "{{ $labels.worker }} refused KV whose checksum was wrong",
@@ -238,7 +239,7 @@ def _kv() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonTransportFallback",
-            f"increase({W['fallbacks'].series}[10m]) > 0",
+            q.grew(W["fallbacks"], window="10m"),
             "0s",
             WARNING,
             "{{ $labels.worker }} ships KV by {{ $labels.transport }}, not by its best way: {{ $labels.reason }}",
@@ -246,7 +247,7 @@ def _kv() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonLeasesSwept",
-            f"increase({W['leases_swept'].series}[10m]) > 0",
+            q.grew(W["leases_swept"], window="10m"),
             "0s",
             WARNING,
             "{{ $labels.worker }} had to end leases by their time limit",

@@ -19,7 +19,8 @@ import baton
 from baton.prefill_worker.io.service import PrefillService
 
 if TYPE_CHECKING:
-    from baton.drill.parts.worker import Life, SimulatedWorker
+    from baton.drill.parts.life import Life
+    from baton.drill.parts.worker import SimulatedWorker
     from baton.drill.scenario import Fault
 
 PACKAGE = Path(baton.__file__).parent
@@ -41,10 +42,11 @@ class Coverage:
 
     def fault(self, fault: Fault, workers: Mapping[str, SimulatedWorker]) -> None:
         """Counts ``fault`` under "KIND ROLE PHASE" for each phase that its target is in (see ``phases``)."""
-        if fault.target not in workers:
+        slot = fault.target.partition("/")[0]
+        if slot not in workers:
             self.met[f"{fault.kind} router any"] += 1
             return
-        worker = workers[fault.target]
+        worker = workers[slot]
         for phase in phases(worker.life):
             self.met[f"{fault.kind} {worker.life.role if worker.life else worker.role} {phase}"] += 1
 

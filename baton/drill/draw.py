@@ -10,13 +10,14 @@ import msgspec
 
 from baton.drill.language.oracle import VOCABULARY
 from baton.drill.machines.network import KEEPALIVE_S
-from baton.drill.operated import with_cancelled_jobs, with_pins, with_scales
+from baton.drill.operated import with_cancelled_jobs, with_keys, with_pins, with_scales
 from baton.drill.scenario import (
     ABRUPT,
     AIMED,
     APART,
     ENDING,
     FLOODING,
+    HOSTED,
     PEER,
     PHASES,
     POLICIES,
@@ -33,16 +34,20 @@ from baton.drill.specials import (
     specials_of,
     tokens_of,
     with_adapters,
-    with_chats,
     with_disk,
     with_drafts,
+    with_floats,
+    with_hosts,
     with_http,
     with_pages,
-    with_surfaces,
+    with_selection,
+    with_steps_ahead,
 )
+from baton.drill.surfaces import with_chats, with_rankings, with_surfaces, with_tensors
 from baton.protos.nouns import Grammar, Sampling
 
 SLOW_SHARE = 0.4  # of runs with faults: steps take SLOW_STEP_S
+IN_DRAINS = 0.3  # share of workers that are told to stop whose engines die meanwhile
 
 
 class Shares(NamedTuple):
@@ -81,6 +86,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     # What is fair is told without faults.
     faults += [*_rolling(seed, kinds, span, workers), *_apart(seed, size, bool(faults), span, workers, names)]
     faults = [] if flooded else _aimed(seed, faults, requests, size.aimed)
+    faults = _ending(seed, faults, requests, size.ending)
+    faults += _in_drains(seed, size, faults)
     drawn = Scenario(
         seed=seed,
         prefill=prefill,
@@ -111,15 +118,17 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     for special in specials:
         drawn = special(drawn, span)
     drawn = with_chats(with_http(with_adapters(drawn, span, size.adapted), size.http), size.chats)
-    drawn = with_surfaces(drawn, size.surfaces)
+    drawn = with_rankings(with_tensors(with_surfaces(drawn, size.surfaces), size.tensors), size.ranked)
     drawn = with_pages(with_drafts(with_disk(drawn, size.disked), size.drafted), size.paged)
     drawn = with_cancelled_jobs(drawn, size.cancelled_jobs)
-    return with_scales(with_pins(drawn, span, size.pinned), span, size.scaled)
+    drawn = with_keys(with_scales(with_pins(drawn, span, size.pinned), span, size.scaled), span, size.keyed)
+    drawn = with_selection(with_floats(drawn, size.floats), size.selected)
+    return with_steps_ahead(with_hosts(drawn, span, size.kinds, size.hosted), size.ahead)
 
 
 def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:
     """Draws the kinds of faults of a run; an eighth of the runs have none."""
-    kinds = [kind for kind in size.kinds if kind not in APART]
+    kinds = [kind for kind in size.kinds if kind not in (*APART, *HOSTED)]
     if not kinds or not size.faults or rng.random() < 0.125:
         return []
     return rng.sample(kinds, rng.randint(1, len(kinds)))
@@ -129,6 +138,35 @@ def _aimed(seed: int, faults: list[Fault], requests: list[Request], share: float
     """Returns ``faults`` with ``share`` of them aimed at requests, because most workers are idle at most times."""
     rng = random.Random(f"aimed {seed}")
     return [_at(rng, fault, _worth_it(rng, requests)) if rng.random() < share else fault for fault in faults]
+
+
+def _ending(seed: int, faults: list[Fault], requests: list[Request], share: float) -> list[Fault]:
+    """Returns ``faults``, with ``share`` of the aimed ones as the last token of an answer is written: what the
+    worker would say of the end may be lost then. Most are at answers that end by a grammar, whose word may be late.
+    """
+    rng = random.Random(f"ending {seed}")
+    bound = [r for r in requests if r.sampling.grammar is not None and not r.cancels]
+
+    def at_the_end(fault: Fault) -> Fault:
+        after = rng.uniform(0.0, rng.choice((0.02, 0.1)))
+        if not bound or rng.random() < 0.3:
+            return msgspec.structs.replace(fault, aim="ending", after=after)
+        one = rng.choice(bound)
+        return msgspec.structs.replace(fault, aim="ending", after=after, at=one.at, request=one.number)
+
+    return [at_the_end(fault) if fault.aim and rng.random() < share else fault for fault in faults]
+
+
+def _in_drains(seed: int, size: Size, faults: list[Fault]) -> list[Fault]:
+    """Draws the deaths of engines whose workers drain: of a share of those that ``faults`` tell to stop."""
+    rng = random.Random(f"in drains {seed}")
+    found = list[Fault]()
+    for fault in faults if "engine_dies" in size.kinds else ():
+        if fault.kind == "leave" and rng.random() < IN_DRAINS:
+            later = rng.uniform(0.0, 1.5)
+            at = {"after": fault.after + later} if fault.aim else {"at": fault.at + later}
+            found.append(msgspec.structs.replace(fault, kind="engine_dies", **at))
+    return found
 
 
 def _worth_it(rng: random.Random, requests: list[Request]) -> Request:
@@ -175,7 +213,7 @@ def _apart(
     """Draws faults of APART: in a share of the scenarios with faults; in all if no other is asked for."""
     rng = random.Random(f"apart {seed}")
     kinds = [kind for kind in size.kinds if kind in APART]
-    alone = set(size.kinds) <= set(APART)
+    alone = set(size.kinds) <= {*APART, *HOSTED}
     if not kinds or not size.faults or not (alone or (faulty and rng.random() < size.apart)):
         return
     for _ in range(rng.randint(1, max(1, size.faults // 2))):

@@ -18,10 +18,11 @@ from baton.drill.coverage import Coverage
 from baton.drill.loop import SeededLoop
 from baton.drill.machines.network import KEEPALIVE_S, Network
 from baton.drill.parts.aims import Aims
+from baton.drill.parts.life import NAMESPACE
 from baton.drill.parts.router import SimulatedRouter
-from baton.drill.parts.worker import NAMESPACE, SimulatedWorker
+from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.scenario import ABRUPT, FAULTS, PEER, REDIS, Fault, FaultKind
+from baton.drill.scenario import ABRUPT, FAR, FAULTS, PEER, REDIS, Fault, FaultKind
 from baton.protos.errors import BatonError
 from baton.protos.nouns import WorkerInfo
 
@@ -86,6 +87,7 @@ class FaultInjector:
             "torn": self._torn,
             "drift": self._drift,
             "no_memory": self._no_memory,
+            "host_dies": self._host_dies,
         }
 
     async def play(self, fault: Fault, began: float) -> None:
@@ -105,7 +107,8 @@ class FaultInjector:
         await asyncio.sleep(fault.after)
         peers = (self._aims.who(fault.request, phase) for phase in ("reading", "admitted"))
         peer = next((one for one in peers if one and one != target), next(iter(self._routers)))
-        return msgspec.structs.replace(fault, target=target, other=peer if fault.other == PEER else fault.other)
+        others = {PEER: peer, PEER + FAR: peer + FAR, FAR: target + FAR}
+        return msgspec.structs.replace(fault, target=target, other=others.get(fault.other, fault.other))
 
     async def _at_most(self, fault: Fault, level: float, rest: float, put: Callable[[float], None]) -> None:
         """Puts a state at ``level`` for ``fault.seconds``. Where faults of one kind and target overlap, the highest
@@ -128,6 +131,10 @@ class FaultInjector:
     async def _engine_dies(self, fault: Fault) -> None:
         if (life := self._workers[fault.target].life) is not None:
             life.engine.kill()
+
+    async def _host_dies(self, fault: Fault) -> None:
+        if (life := self._workers[fault.target].life) is not None:
+            life.lose_host()
 
     async def _stuck(self, fault: Fault) -> None:
         pace, until = self._workers[fault.target].pace, asyncio.get_running_loop().time() + fault.seconds
@@ -202,9 +209,12 @@ class FaultInjector:
         self._network.limit(process, full=False)
 
     def _process(self, name: str) -> str:
-        if name in self._workers:
-            life = self._workers[name].life
-            return life.process.name if life is not None else name
+        slot, _, is_far = name.partition("/")
+        if slot in self._workers:
+            life = self._workers[slot].life
+            if life is not None and is_far and life.far is not None:
+                return life.far.process.name
+            return life.process.name if life is not None else slot
         return self._routers[name].process.name if name in self._routers else name
 
     # ---- Redis and clocks ----
@@ -356,10 +366,10 @@ class FaultInjector:
         await asyncio.sleep(0)
 
     async def _weights(self, fault: Fault) -> None:
-        """Has the worker drain, or be killed, and return with other weights under the same model name, as in a
-        rolling upgrade.
+        """Has the worker drain, or be killed, and return with other weights under the same model name, or another
+        kind of KV, as in a rolling upgrade.
         """
-        self._workers[fault.target].weights ^= 1
+        self._workers[fault.target].upgrade()
         if fault.factor == ABRUPT:
             self._workers[fault.target].kill()
         else:

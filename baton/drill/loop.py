@@ -25,6 +25,7 @@ RESOLUTION_S = 1e-9
 MOST_CANCELLED = 100  # timers that were cancelled and still wait for their time, beside as many others
 MOST_IDLE_TURNS = 20_000  # turns without time passing after which a run gets nowhere
 TASK_STEPS = {"TaskStepMethWrapper", "TaskWakeupMethWrapper"}  # callbacks by which C's tasks go on
+STEP_TYPES: dict[type, bool] = {}  # by type of callback: whether it is one of those
 TaskStep = tuple[Callable[..., object], tuple[object, ...], Context]  # by which a task goes on in a turn
 
 
@@ -223,14 +224,23 @@ class SeededLoop(base_events.BaseEventLoop):
                 return
 
     def _gather(self) -> None:
-        """Begins a turn: advances time if no callback is ready, and makes those ready whose time has come."""
+        """Begins a turn: advances time if no callback is ready, and makes those ready whose time has come.
+
+        Raises Halted after ``halt``, NothingLeft if nothing is ever ready again, RunEnds past ``limit_s`` and after
+        MOST_IDLE_TURNS turns in which no time passed.
+        """
         ready, timers = self._callbacks, self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
             self._timers_cancelled -= 1
         if not ready and not self._stopping:
             self._pass_time(timers[0][0] if timers else None)
-        self._count_turn()
+        if self._halted:
+            raise Halted("the run was ended")
+        self.turns += 1
+        self._idle_turns += 1
+        if self._idle_turns > MOST_IDLE_TURNS:
+            raise RunEnds(f"tasks take {MOST_IDLE_TURNS} turns and no time passes")
         until = self._now + RESOLUTION_S
         while timers and timers[0][0] < until:
             handle = heapq.heappop(timers)[2]
@@ -241,27 +251,13 @@ class SeededLoop(base_events.BaseEventLoop):
                 ready.append(handle)
 
     def _pass_time(self, until: float | None) -> None:
-        """Advances the virtual time to ``until``. Raises NothingLeft if that is None, RunEnds if it is past
-        ``limit_s``.
-        """
+        """Advances the virtual time to ``until``; None: no timer is set."""
         if until is None:
             raise NothingLeft("no callback is ready and no timer is set")
         if until > self._now:
             self._now, self._idle_turns = until, 0
         if self._now > self.limit_s:
             raise RunEnds(f"it has not ended after {self.limit_s:g} s")
-
-    def _count_turn(self) -> None:
-        """Counts one turn of the loop.
-
-        Raises Halted after ``halt``, RunEnds after MOST_IDLE_TURNS turns in which no time passed.
-        """
-        if self._halted:
-            raise Halted("the run was ended")
-        self.turns += 1
-        self._idle_turns += 1
-        if self._idle_turns > MOST_IDLE_TURNS:
-            raise RunEnds(f"tasks take {MOST_IDLE_TURNS} turns and no time passes")
 
     def _process_events(self, event_list: list[object]) -> None:
         """Does nothing, because the loop has no sockets."""
@@ -318,4 +314,8 @@ def _shuffle_tasks(ready: deque[_Handle | TaskStep], rng: random.Random) -> None
 
 def _is_task_step(callback: Callable[..., object]) -> bool:
     """Returns whether ``callback`` is one by which C's tasks go on."""
-    return type(callback).__name__ in TASK_STEPS or getattr(callback, "__qualname__", "") == "Task.task_wakeup"
+    kind = type(callback)
+    is_step = STEP_TYPES.get(kind)
+    if is_step is None:
+        is_step = STEP_TYPES[kind] = kind.__name__ in TASK_STEPS
+    return is_step or getattr(callback, "__qualname__", "") == "Task.task_wakeup"

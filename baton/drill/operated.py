@@ -1,4 +1,5 @@
-"""Makes a drawn scenario one in which somebody keeps prefixes, cancels batch jobs, or adds and removes workers.
+"""Makes a drawn scenario one in which somebody keeps prefixes, cancels batch jobs, needs API keys, or adds and
+removes workers.
 
 Knows nothing of what is usual. Each draws from randomness of its own, so that the rest of a scenario stays.
 """
@@ -6,10 +7,11 @@ Knows nothing of what is usual. Each draws from randomness of its own, so that t
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import msgspec
 
-from baton.drill.scenario import Batch, PrefixPin, ScaleChange, Scenario
+from baton.drill.scenario import Batch, ClientKey, PrefixPin, Request, ScaleChange, Scenario
 from baton.drill.specials import tokens_of
 
 MOST_PINNED = 300  # tokens of a prefix
@@ -39,6 +41,34 @@ def _pin(rng: random.Random, scenario: Scenario, span: float) -> PrefixPin:
         unpin_after=rng.uniform(0.0, 5.0) if rng.random() < 0.3 else None,
         unpin_router=rng.randrange(scenario.routers),
     )
+
+
+def with_keys(scenario: Scenario, span: float, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with API keys, without which nobody is answered.
+
+    Requests over HTTP and gRPC carry one. Some are revoked, some are for another model, and some clients have
+    none, or one that nobody made.
+    """
+    rng = random.Random(f"keys {scenario.seed}")
+    wired = any(request.over_http for request in scenario.requests)
+    if rng.random() >= share or not wired or scenario.pins:  # whose blocks have the salt of the client's own
+        return scenario
+    keys = tuple(_key(rng, f"tenant-{index % 2}", span) for index in range(4))
+    requests = tuple(
+        _with_key(rng, request, keys) if request.over_http else request for request in scenario.requests
+    )
+    return msgspec.structs.replace(scenario, keys=keys, requests=requests)
+
+
+def _key(rng: random.Random, tenant: str, span: float) -> ClientKey:
+    kind = rng.random()
+    return ClientKey(tenant, rng.uniform(0.0, span) if kind < 0.4 else None, bound_elsewhere=kind > 0.85)
+
+
+def _with_key(rng: random.Random, request: Request, keys: Sequence[ClientKey]) -> Request:
+    key = rng.choice((*range(len(keys)), *range(len(keys)), None, -1))
+    tenant = "" if key is None or key < 0 else keys[key].tenant
+    return msgspec.structs.replace(request, key=key, tenant=tenant)
 
 
 def with_scales(scenario: Scenario, span: float, share: float) -> Scenario:

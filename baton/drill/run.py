@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 from fastapi.dependencies import models
 
+from baton.drill.checks.complaints import Complaints
 from baton.drill.language.oracle import Sight
 from baton.drill.loop import Halted, RunEnds, SeededLoop
 from baton.drill.machines.clock import DriftingLoop
 from baton.drill.scenario import Scenario
 from baton.drill.story import Story
-from baton.drill.world import Complaints, World
+from baton.drill.world import World
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -181,7 +182,8 @@ def _fewer(role: str) -> Callable[[Scenario], Scenario]:
     """Returns a step that keeps only the workers of ``role`` up to the last that a fault names, at least one."""
 
     def simpler(scenario: Scenario) -> Scenario:
-        names = {fault.target for fault in scenario.faults} | {fault.other for fault in scenario.faults}
+        targets = {fault.target for fault in scenario.faults} | {fault.other for fault in scenario.faults}
+        names = {target.partition("/")[0] for target in targets}
         least = max((int(name.rpartition("-")[2]) + 1 for name in names if name.startswith(role)), default=1)
         return msgspec.structs.replace(scenario, **{role: least})
 
@@ -193,15 +195,19 @@ PLAIN: dict[str, object] = {
     "stops": (),
     "over_http": "",
     "over_grpc": False,
+    "tensors": False,
+    "ranking": None,
     "n": 1,
     "cancels": (),
     "read_pause": 0.0,
     "deadline_after": None,
     "tenant": "",
+    "key": None,
 }
 # Steps by which a run gets easier to read; each is tried on what the steps before it have left.
 SIMPLER = (
     _plain(**PLAIN),
+    lambda scenario: _plain(tenant="", key=None)(_with(keys=())(scenario)),
     _plain(messages=(), tools="", thinks=False, anthropic=False, responses=False),
     *(_plain(**{field: value}) for field, value in PLAIN.items()),
     *(
@@ -212,6 +218,7 @@ SIMPLER = (
             ("disk_pages", 0),
             ("drafts_right", 0.0),
             ("page_kinds", ()),
+            ("host_counts", ()),
             ("sight", Sight()),
             ("hedge", 0.0),
             ("local_max", 0),

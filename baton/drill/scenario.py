@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from baton.drill.language.oracle import Sight
+from baton.drill.language.ranking import Ranking
 from baton.drill.machines.network import KEEPALIVE_S
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 from baton.router.dispatch.runner import DispatchSettings
@@ -18,12 +19,12 @@ FaultKind = Literal[
     "kill", "engine_dies", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent",
     "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
     "tier_slow", "tier_fails", "role", "ratio", "hold", "leave", "weights", "cancel_again",
-    "half_open", "no_descriptors", "roster_lies", "wall_jumps", "torn", "drift", "no_memory",
+    "half_open", "no_descriptors", "roster_lies", "wall_jumps", "torn", "drift", "no_memory", "host_dies",
 ]  # fmt: skip
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 # Faults that delay the word that a client left.
 HINDERING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow")
-ENDING = ("kill", "engine_dies", "leave")  # faults that end a worker, and hinder nobody else
+ENDING = ("kill", "engine_dies", "leave", "host_dies")  # faults that end a worker, and hinder nobody else
 # Faults beside which a worker that is told to stop has left in time, because nothing keeps it from its peers.
 LETS_LEAVE = (
     *ENDING,
@@ -38,12 +39,12 @@ LETS_LEAVE = (
     "tier_fails",
 )
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
-Phase = Literal["", "reading", "admitted", "receiving", "writing"]
+Phase = Literal["", "reading", "admitted", "receiving", "writing", "ending"]  # ending: the last token is written
 PHASES: tuple[Phase, ...] = ("reading", "admitted", "receiving", "writing")
 # Faults that may come while their target works on a certain request; those of the network towards its peer in that.
 AIMED: frozenset[FaultKind] = frozenset(FAULTS) - {
     "index_lies", "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
-    "roster_lies", "wall_jumps", "drift",
+    "roster_lies", "wall_jumps", "drift", "host_dies",
 }  # fmt: skip
 # Faults drawn by randomness of their own, so that the rest of a seed's scenario is as without them.
 APART: tuple[FaultKind, ...] = (
@@ -55,6 +56,8 @@ APART: tuple[FaultKind, ...] = (
     "drift",
     "no_memory",
 )
+HOSTED: tuple[FaultKind, ...] = ("host_dies",)  # drawn where workers' ranks are on several hosts
+FAR = "/host"  # behind a worker's name: the process on the other host of its ranks
 REDIS = "redis"  # the name of the Redis server's process
 PEER = "peer"  # the other end of an aimed fault: who has the request's other half
 AIM_S = 15.0  # seconds for which an aimed fault waits for its request's phase at most
@@ -89,6 +92,9 @@ class Request(msgspec.Struct, frozen=True):
     anthropic: bool = False  # whether a chat is asked as Anthropic's clients ask
     responses: bool = False  # whether a chat is asked as clients of OpenAI's Responses API ask
     over_grpc: bool = False  # whether text is asked over gRPC instead of HTTP
+    tensors: bool = False  # whether text is asked, over either, by the Open Inference Protocol
+    ranking: Ranking | None = None  # documents that are to be ranked over HTTP; the prompt is the first one's
+    key: int | None = None  # index of the client's API key in the scenario's; -1: one that nobody made; None: none
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -160,11 +166,24 @@ class ScaleChange(msgspec.Struct, frozen=True):
     decode: int
 
 
+class ClientKey(msgspec.Struct, frozen=True):
+    """A tenant's API key. With ``bound_elsewhere`` it is for another model alone."""
+
+    tenant: str
+    revoked_at: float | None = None  # seconds after the start at which an operator revokes it; None: never
+    bound_elsewhere: bool = False
+
+
 class PageKind(NamedTuple):
-    """Says how a worker keeps KV: whether layers with a window have ``own`` pages, and the tokens of a page."""
+    """Says how a worker keeps KV: whether layers with a window have ``own`` pages, and the tokens of a page.
+
+    With a ``dtype`` KV is floats of that, which arrive coded by ``codec``.
+    """
 
     own: bool = False
     block_tokens: int = BLOCK_TOKENS
+    dtype: str = ""
+    codec: str = "none"
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -194,14 +213,18 @@ class Scenario(msgspec.Struct, frozen=True):
     adapters: tuple[AdapterChange, ...] = ()  # by time
     disk_pages: int = 0  # pages of the disk tier of each worker, which its lives pass on
     drafts_right: float = 0.0  # probability that a drafted token is the right one; 0: nothing is drafted
+    steps_ahead: bool = False  # whether decode workers plan a step while the one before it runs, as on a GPU
     sight: Sight = Sight()  # what the model's layers see
-    page_kinds: tuple[PageKind, ...] = ()  # of which workers of a role keep KV in turn; none: plain pages
+    # of which workers of a role keep KV in turn; none: plain pages. Of floats the first is the prefill workers'.
+    page_kinds: tuple[PageKind, ...] = ()
+    host_counts: tuple[int, ...] = ()  # of which workers' ranks are on so many hosts in turn; none: on one
     pins: tuple[PrefixPin, ...] = ()  # by time
     placed: bool = False  # whether a placer runs the workers that are asked for
     scales: tuple[ScaleChange, ...] = ()  # by time
     placer_dies: tuple[float, ...] = ()  # seconds after the start
     room: int = 0  # workers that the placer has room for; 0: for all
     most_workers: int = 0  # up to which the controller adds some; 0: it adds and removes none
+    keys: tuple[ClientKey, ...] = ()  # without which nobody is answered over HTTP and gRPC; none: no key is needed
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -214,7 +237,7 @@ class Scenario(msgspec.Struct, frozen=True):
     def ends_at(self) -> float:
         """Returns the time, in seconds, at which the last request has come and the last fault is over."""
         times = [r.at for r in self.requests] + [f.ends_at for f in self.faults]
-        times += [change.at for change in self.adapters]
+        times += [change.at for change in self.adapters] + [key.revoked_at or 0.0 for key in self.keys]
         times += [pin.at for pin in self.pins] + [change.at for change in self.scales] + list(self.placer_dies)
         return max(times, default=0.0)
 
@@ -251,8 +274,12 @@ class Size(msgspec.Struct, frozen=True):
     cancelled_jobs: float = 0.25  # share of batch jobs that are cancelled
     pinned: float = 0.15  # share of scenarios in which clients pin prefixes
     http: float = 0.2  # share of scenarios with requests over HTTP
+    keyed: float = 0.3  # share of them in which clients need API keys
     surfaces: float = 0.4  # share of them, where others can ask so, that go over gRPC or the Responses API
+    tensors: float = 0.15  # share of them, where it can ask so, that go by the Open Inference Protocol
+    ranked: float = 0.1  # share of the requests over HTTP that ask for documents in order
     chats: float = 0.4  # share of the requests for text over HTTP that are chats
+    ending: float = 0.15  # share of the aimed faults that come as the last token of an answer is written
     aimed: float = 0.6  # share of faults that come soon after a request or while a worker is at it
     pressed: float = 0.15  # share of scenarios with so many requests on so few pages that sequences are preempted
     flooded: float = 0.1  # share of scenarios in which one tenant floods a router, without faults
@@ -262,5 +289,9 @@ class Size(msgspec.Struct, frozen=True):
     apart: float = 0.3  # share of scenarios with faults that also have some of APART
     disked: float = 0.15  # share of scenarios whose workers have a disk tier
     paged: float = 0.25  # share of scenarios whose layers see windows, or whose pages are of several kinds
+    floats: float = 0.1  # share of scenarios whose KV is floats, of which workers keep and take in several kinds
+    hosted: float = 0.1  # share of scenarios in which workers' ranks are on one host or on two
+    selected: float = 0.08  # share of scenarios whose model sees a part of a long context
+    ahead: float = 0.25  # share of scenarios without them in which decode workers plan steps ahead
     drafted: float = 0.25  # share of scenarios whose decode workers speculate
     split: float = 0.05  # share of scenarios in which routers lose a batch job to one another

@@ -7,31 +7,33 @@ Knows nothing of what is usual. Each draws from randomness of its own, so that t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from baton.drill.language.grammar import JSON
 from baton.drill.language.oracle import VOCABULARY, Sight
-from baton.drill.language.vocabulary import prompt_of
+from baton.drill.machines.network import KEEPALIVE_S
 from baton.drill.scenario import (
-    FORCED,
+    FAR,
+    PEER,
+    PHASES,
     REDIS,
     SLOW_STEP_S,
     AdapterChange,
     Batch,
     Fault,
+    FaultKind,
     PageKind,
     Request,
     Scenario,
     Size,
-    Tools,
 )
-from baton.protos.nouns import Grammar, Sampling
+from baton.protos.nouns import Sampling
 
 Special = Callable[[Scenario, float], Scenario]  # makes a scenario, which lasts for so many seconds, special
 FED = ("reading", "receiving")  # phases in which a prompt is on its way
 LOADED_S = 5.0  # seconds after which the first adapters are loaded, if nothing goes wrong
+DTYPES, CODECS = ("float32", "bfloat16", "float16"), ("none", "int8", "fp8", "int4")
 ADAPTERS = ("one", "two", "three")  # one more than a worker holds
 
 
@@ -132,65 +134,6 @@ def _for_text(rng: random.Random, request: Request) -> Request:
     )
 
 
-def with_chats(scenario: Scenario, share: float) -> Scenario:
-    """Returns ``scenario`` with ``share`` of its requests for text over HTTP as chats, some with tools."""
-    rng = random.Random(f"chats {scenario.seed}")
-    heads = [_words(rng, rng.randint(1, 40)) for _ in range(3)]
-
-    def chat(request: Request) -> Request:
-        own = request.sampling
-        if not request.over_http or own.pooling or own.prompt_logprobs is not None or rng.random() >= share:
-            return request
-        return _chat(rng, request, rng.choice(heads))
-
-    return msgspec.structs.replace(scenario, requests=tuple(map(chat, scenario.requests)))
-
-
-def _chat(rng: random.Random, request: Request, head: str) -> Request:
-    tools: Tools = rng.choice(("", "", "auto", "auto", "named", "required"))
-    own, thinks = request.sampling, rng.random() < 0.4
-    if tools in FORCED or rng.random() < 0.1:  # the answer is JSON, which nothing but its length may end
-        spec = '{"type": "array"}' if tools == "required" else '{"type": "object"}'
-        tools = tools if tools in FORCED else ""
-        own = msgspec.structs.replace(own, grammar=Grammar(JSON, spec), min_tokens=0, stop_token_ids=())
-        request, thinks = msgspec.structs.replace(request, stops=()), False
-    messages = (head, *(_words(rng, rng.randint(0, 12)) for _ in range(rng.choice((0, 0, 2, 4)))))
-    prompt = prompt_of(messages, bool(tools), thinks)
-    plain = request.n == 1 and own.logprobs is None and not request.adapter
-    request = msgspec.structs.replace(request, anthropic=plain and rng.random() < 0.5)
-    changed = {"messages": messages, "prompt": prompt, "tools": tools, "thinks": thinks, "sampling": own}
-    return msgspec.structs.replace(request, **changed)
-
-
-def with_surfaces(scenario: Scenario, share: float) -> Scenario:
-    """Returns ``scenario`` with ``share`` of its requests for text over gRPC, or the Responses API, as far as these
-    have what they ask for.
-    """
-    rng = random.Random(f"surfaces {scenario.seed}")
-
-    def other(request: Request) -> Request:
-        own = request.sampling
-        if not request.over_http or own.pooling or request.anthropic or rng.random() >= share:
-            return request
-        if not request.messages:  # over gRPC a key alone names a tenant
-            return msgspec.structs.replace(request, over_grpc=not request.tenant and _settled(scenario, request))
-        plain = request.n == 1 and own.logprobs is None
-        return msgspec.structs.replace(request, responses=plain)
-
-    return msgspec.structs.replace(scenario, requests=tuple(map(other, scenario.requests)))
-
-
-def _settled(scenario: Scenario, request: Request) -> bool:
-    """Returns whether no adapter's name changes while the call of ``request`` is on its way."""
-    if not request.adapter:
-        return True
-    return len(scenario.adapters) == len(ADAPTERS) and request.at > LOADED_S and not scenario.faults
-
-
-def _words(rng: random.Random, count: int) -> str:
-    return " ".join(rng.choice(("river", "so", "é", "<tool_call>", "7")) for _ in range(count))
-
-
 def with_adapters(scenario: Scenario, span: float, share: float) -> Scenario:
     """Returns ``scenario``, in ``share`` of them with adapters that come, change and go, and requests on them."""
     rng = random.Random(f"adapters {scenario.seed}")
@@ -232,10 +175,22 @@ def with_drafts(scenario: Scenario, share: float) -> Scenario:
     return msgspec.structs.replace(scenario, drafts_right=rng.choice((0.4, 0.8, 0.95)), requests=requests)
 
 
+def with_steps_ahead(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of those without drafts with decode workers that plan steps ahead, if the
+    model needs one page table and sees all of it.
+    """
+    rng, sight = random.Random(f"ahead {scenario.seed}"), scenario.sight
+    tables = sight.window and not sight.every
+    plain = not (tables or sight.state or sight.selected or sight.divided or scenario.drafts_right)
+    if rng.random() >= share or not plain:
+        return scenario
+    return msgspec.structs.replace(scenario, steps_ahead=True)
+
+
 def _bounded(rng: random.Random, request: Request) -> Request:
     """Returns ``request``, in two of five cases with a bound on the drafts of a step, if its client can ask so."""
     most = rng.choice((None, None, None, 0, 2))
-    if most is None or request.sampling.pooling or request.anthropic:
+    if most is None or request.sampling.pooling or request.anthropic or request.ranking is not None:
         return request
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, max_drafts=most))
 
@@ -257,6 +212,71 @@ def with_pages(scenario: Scenario, share: float) -> Scenario:
     else:
         kinds = tuple(PageKind(block_tokens=size) for size in rng.sample((16, 16, 32, 64), rng.choice((1, 2, 2))))
     return msgspec.structs.replace(scenario, sight=sight, page_kinds=kinds)
+
+
+def with_floats(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with KV of floats, which decode workers keep in several dtypes and
+    take in by several codecs. Prefill workers keep what can be made into all of them, so roles don't change.
+    """
+    rng = random.Random(f"floats {scenario.seed}")
+    if rng.random() >= share or scenario.placed or scenario.page_kinds:
+        return scenario
+    first = PageKind(dtype="float32", block_tokens=rng.choice((16, 16, 32)))
+    kinds = [
+        PageKind(False, rng.choice((16, 16, 32)), rng.choice(DTYPES), rng.choice(CODECS))
+        for _ in range(rng.choice((1, 2, 3)))
+    ]
+    faults = tuple(fault for fault in scenario.faults if fault.kind not in ("role", "ratio"))
+    return msgspec.structs.replace(scenario, page_kinds=(first, *kinds), faults=faults, controller=False)
+
+
+def with_selection(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with a model that sees a part of a long context."""
+    rng = random.Random(f"selection {scenario.seed}")
+    if rng.random() >= share or scenario.page_kinds:
+        return scenario
+    window = rng.choice((16, 32, 64))
+    selected = rng.choice((f"sinks:{rng.choice((0, 16, 48))}", f"snapkv:{window + rng.choice((16, 32, 96))}"))
+    return msgspec.structs.replace(scenario, sight=Sight(selected=f"{selected},window:{window}"))
+
+
+def with_hosts(scenario: Scenario, span: float, kinds: Sequence[FaultKind], share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with workers whose ranks are on one host or on two. Some of the
+    others die, or are cut from their lead or from a worker that they send to, most as they are at a request. Faults
+    are of ``kinds``.
+    """
+    rng = random.Random(f"hosts {scenario.seed}")
+    if rng.random() >= share or scenario.page_kinds or scenario.sight != Sight():
+        return scenario
+    counts = rng.choice(((2,), (2,), (1, 2), (2, 1), (1, 2, 2)))
+    wanted: list[FaultKind] = [kind for kind in ("host_dies", "cut", "break", "half_open", "torn") if kind in kinds]
+    slots = [f"prefill-{i}" for i in range(scenario.prefill)] + [f"decode-{i}" for i in range(scenario.decode)]
+    faults = list(scenario.faults)
+    for _ in range(rng.randint(0, 4) if wanted and scenario.faults else 0):
+        kind, slot = rng.choice(wanted), rng.choice(slots)
+        other = slot + FAR if rng.random() < 0.5 else rng.choice(slots) + rng.choice(("", FAR))
+        target = slot if other == slot + FAR else slot + rng.choice(("", FAR))
+        seconds = KEEPALIVE_S if kind == "half_open" else rng.uniform(0.5, rng.choice((2.0, 20.0)))
+        at = rng.uniform(0.0, span)
+        fault = Fault(kind, at, slot if kind == "host_dies" else target, other, seconds)
+        faults.append(_at_a_host(rng, fault, scenario) if rng.random() < 0.6 else fault)
+    faults.sort(key=lambda fault: fault.at)
+    sight = Sight(divided=True)
+    return msgspec.structs.replace(scenario, host_counts=counts, sight=sight, faults=tuple(faults))
+
+
+def _at_a_host(rng: random.Random, fault: Fault, scenario: Scenario) -> Fault:
+    """Returns ``fault`` aimed at a worker that is at a request: at its own other host, or at its peer's."""
+    request = max((rng.choice(scenario.requests) for _ in range(3)), key=lambda r: (not r.cancels, len(r.prompt)))
+    return msgspec.structs.replace(
+        fault,
+        at=request.at,
+        target=fault.target.partition("/")[0],
+        other=rng.choice((FAR, PEER + FAR, PEER)),
+        aim=rng.choice(PHASES),
+        request=request.number,
+        after=rng.choice((0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 1.0))),
+    )
 
 
 def tokens_of(rng: random.Random, count: int) -> tuple[int, ...]:

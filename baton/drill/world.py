@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.judge import Judge
+from baton.drill.checks.keys import KeyWitness
 from baton.drill.checks.watch import Departed, Witnesses
 from baton.drill.coverage import Coverage
 from baton.drill.faults import FaultInjector
@@ -25,13 +25,15 @@ from baton.drill.parts.aims import Aims
 from baton.drill.parts.batches import BatchClients
 from baton.drill.parts.calls import RouterCalls
 from baton.drill.parts.clients import Clients
+from baton.drill.parts.keys import SimulatedKeys
+from baton.drill.parts.life import EPOCH_S
 from baton.drill.parts.operators import AdapterOperators
 from baton.drill.parts.pins import PinClients
 from baton.drill.parts.placer import SimulatedPlacer
 from baton.drill.parts.router import SimulatedRouter
-from baton.drill.parts.worker import EPOCH_S, SimulatedWorker
+from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.scenario import ENDING, FAULTS, REDIS, Fault, FaultKind, Request, Scenario
+from baton.drill.scenario import ENDING, FAULTS, REDIS, Request, Scenario
 from baton.drill.story import Story
 from baton.protos.nouns import Sampling
 
@@ -49,17 +51,10 @@ UNHEARD = {"cut", "cut_one_way", "half_open", "no_descriptors", "break", "torn",
 FAR_S = 0.03  # seconds to Redis from which on a router's first question is late, so that it counts alone
 # Faults that may end a lease by its time.
 SWEEPING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow", "cancel_again")
-# Errors that the product rightly logs under a fault: a Redis that comes back with what it knew before, or whose
-# answers broke off, may name a dead life's lease on a slot. The successor began while Redis was away, and can't
-# tell it from another node's.
-# What fails for want of memory is nobody's mistake, and is named.
-JUSTIFIED: Mapping[FaultKind, str] = {
-    "redis_forgets": "is served from another node now",
-    "torn": "is served from another node now",
-    "no_memory": "MemoryError",
-}
 # Faults beside which a worker hears that it is to let a prefix go.
 REACHED = (*ENDING, "weights", "index_lies", "tier_fails", "cancel_again", "hold", "role", "ratio")
+PATIENT = 0.25  # share of runs that wait for the last lease's time, though nothing seems to be left
+LOOK_S, QUIET_S = 0.5, 3.0  # seconds between two looks at what is left, and after the last one
 LATEST = 1.2  # times its time that a pin lasts at most, by a clock that drifts
 PROBES_FROM = 1_000_000  # numbers of the requests that are asked at rest
 PLACED_S = 20.0  # seconds after which workers that were asked for have come, and others have left
@@ -89,6 +84,8 @@ class World:
         self.workers: dict[str, SimulatedWorker] = {}
         self.operators: AdapterOperators | None = None
         self.pins: PinClients | None = None
+        self.judge.keys = KeyWitness(scenario.keys, self.judge.violated)
+        self.keys = SimulatedKeys(scenario.keys, scenario.requests_per_min, self.judge.keys, self.tell)
         self._rng = rng
         self._disks = Path(tempfile.mkdtemp(prefix="baton-drill-")) if scenario.disk_pages else Path("/nowhere")
         loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + self._slots_kept() + PHASES_S
@@ -107,7 +104,7 @@ class World:
         roles = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(decode)]
         departed: Departed = {}
         fairness, aims = FairnessWitness(), Aims()
-        witnesses = Witnesses(self.judge.violated, {}, departed, fairness, self._pinned)
+        witnesses = Witnesses(self.judge.violated, {}, departed, fairness, self._pinned, self.judge.length)
         kinds = {fault.kind for fault in own.faults}
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
@@ -129,7 +126,7 @@ class World:
             for role, i in roles
         }
         self.routers = [
-            SimulatedRouter(f"router-{i}", own, self.network, self.judge.violated, self.tell)
+            SimulatedRouter(f"router-{i}", own, self.network, self.judge.violated, self.tell, self.keys.path)
             for i in range(own.routers)
         ]
         self.placer = SimulatedPlacer(own, self.workers, self.network, self.judge.violated, self.tell)
@@ -153,11 +150,11 @@ class World:
         )
         self.operators = AdapterOperators(files, ledger, self.routers, self.tell) if files else None
         if own.pins:
-            self.pins = PinClients(self.routers, self.workers, self.judge.violated, self.tell)
+            self.pins = PinClients(self.routers, self.workers, self.judge.violated, self.tell, self._longest())
         await self._play(clients, aims, loop.time())
         await self._let_pins_go()
         await self._hold_numbers()
-        await asyncio.sleep(REST_S + own.lease_ttl_s + self._slots_kept())
+        await self._come_to_rest()
         for unfair in fairness.unfair():
             self.judge.violated(unfair)
         await self._probe(clients)
@@ -190,7 +187,7 @@ class World:
         scaling = [asyncio.ensure_future(self.placer.scale(change, began)) for change in own.scales]
         for at in own.placer_dies:
             self.loop.call_later(at, self.placer.kill)
-        await asyncio.gather(*playing, *scaling)
+        await asyncio.gather(*playing, *scaling, self.keys.play(began))
         await faults.put_all_back()
         await self._all_end(asking, began)
         if changing is not None:
@@ -278,6 +275,17 @@ class World:
             self.judge.answered = before
         await asyncio.sleep(PROBED_S)
 
+    async def _come_to_rest(self) -> None:
+        """Waits until nothing is left over, as long as a lost peer's leases may last, and QUIET_S more, in which
+        nothing may come back. A share of runs waits for all of that time whatever it sees.
+        """
+        own, loop = self.scenario, self.loop
+        until = loop.time() + REST_S + own.lease_ttl_s + self._slots_kept()
+        patient = random.Random(f"rest {own.seed}").random() < PATIENT
+        while loop.time() < until and (patient or any(self._left_over())):  # noqa: ASYNC110
+            await asyncio.sleep(min(LOOK_S, until - loop.time()))
+        await asyncio.sleep(min(QUIET_S, until - loop.time()))
+
     def _at_rest(self) -> None:
         own = self.scenario
         kinds = {fault.kind for fault in own.faults}
@@ -286,19 +294,22 @@ class World:
             self.judge.rates_held(self.scenario.requests_per_min)
         sweeping = self.scenario.lease_ttl_s < PATIENT_TTL_S or kinds.intersection(SWEEPING)
         for worker in self.workers.values():
-            if worker.life is None:
-                if worker.placed or not own.placed:
-                    self.judge.violated(f"at rest: nobody serves {worker.slot}")
-                continue
-            for what in worker.life.unrest():
-                self.judge.violated(f"at rest: {what}")
-            swept = worker.life.engine.loop.extras().get("leases_swept", 0)
+            swept = worker.life.engine.loop.extras().get("leases_swept", 0) if worker.life is not None else 0
             if swept and not sweeping:
                 self.judge.violated(f"{worker.slot}: {swept} leases were swept without a partition")
+        for what in self._left_over():
+            self.judge.violated(f"at rest: {what}")
+
+    def _left_over(self) -> Iterator[str]:
+        """Yields what is held, or missing, that mustn't be at rest."""
+        for worker in self.workers.values():
+            if worker.life is not None:
+                yield from worker.life.unrest()
+            elif worker.placed or not self.scenario.placed:
+                yield f"nobody serves {worker.slot}"
         ready = sorted(name for name, worker in self.workers.items() if worker.life is not None)
         for router in self.routers:
-            for what in router.unrest(ready):
-                self.judge.violated(f"at rest: {what}")
+            yield from router.unrest(ready)
 
     async def _end(self) -> None:
         self.placer.stop()
@@ -309,29 +320,12 @@ class World:
 
     def close(self) -> None:
         """Frees the memory of every engine of the run, and removes the files of disk tiers."""
+        self.keys.close()
         shutil.rmtree(self._disks, ignore_errors=True)
         for worker in self.workers.values():
             for life in (*worker.dead, *([worker.life] if worker.life else [])):
-                life.engine.memory.close()
+                life.close()
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
         self.judge.violated(f"unhandled: {context.get('message')}: {error!r}")
-
-
-class Complaints(logging.Handler):
-    """A log handler that turns errors logged by the product into violations, unless one of ``faults`` justifies
-    them.
-    """
-
-    def __init__(self, judge: Judge, faults: Iterable[Fault] = ()) -> None:
-        super().__init__(logging.ERROR)
-        self._judge = judge
-        self._justified = [JUSTIFIED[fault.kind] for fault in faults if fault.kind in JUSTIFIED]
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Reports ``record`` as a violation."""
-        error = f" {record.exc_info[1]!r}" if record.exc_info else ""
-        said = f"logged: {record.getMessage()}{error}"
-        if not any(part in said for part in self._justified):
-            self._judge.violated(said)

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from baton.engine.program.shares import Widths
+from baton.protos.errors import ConfigError
 from baton.protos.nouns import AdapterLimits
 from baton.tls.identity import TlsFiles
 
@@ -97,3 +98,15 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def hosts(self) -> int:
         """Returns how many hosts have ranks, the lead's included."""
         return 1 + len(self.rank_hosts)
+
+    def context(self, usual: int, most: int) -> int:
+        """Returns the tokens of context: ``max_model_len``, or ``usual`` if that isn't set. Raises ConfigError for
+        more than ``most``, which the model was made for; a draft model may have less than its target.
+        """
+        asked = self.max_model_len
+        if asked is not None and self.is_draft:
+            return min(asked, most)
+        if asked is not None and asked > most:
+            text = f"max_model_len is {asked}, and the model was made for contexts of {most} tokens: lower it, or"
+            raise ConfigError(f"{text} give its config.json a rope_scaling that lengthens them", "max_model_len")
+        return asked or usual

@@ -14,11 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.adapters.host import AdapterHost
 from baton.engine.masks import Allowed
-from baton.protos.channel import HostSender
-from baton.protos.errors import RankLost
-from baton.protos.measurements import AdapterRowCounts, EngineWork, ExpertRows, SharedPages, StepSample
+from baton.protos.measurements import AdapterRowCounts, EngineWork, StepSample
 from baton.protos.nouns import KvLayout, Sampling, TokenLogprobs
 
 
@@ -187,6 +184,11 @@ class SampledToken(msgspec.Struct, frozen=True):
     spread: NDArray[np.float32] | None = None
 
 
+# Prompt tokens of a step that get logprobs, because each row's logits take the vocabulary in float32. Of 150,000
+# tokens these are 77 MB, which a card takes before traffic.
+MOST_SCORED = 128
+
+
 class PooledStates(msgspec.Struct, frozen=True):
     """Holds pooled hidden states of an item's tokens."""
 
@@ -227,119 +229,6 @@ class ModelSpec(msgspec.Struct, frozen=True):
     vocab_size: int  # number of token ids that may be chosen
     eos_token_ids: tuple[int, ...]
     weight_bytes: int = 0  # bytes of all weights in memory; 0: unknown
-
-
-class Mirror(Protocol):
-    """Is told about writes to a runner's KV pages on its device, if another process may write them; ``shared``
-    names the pages' memory.
-    """
-
-    shared: SharedPages
-
-    def opened(self, pages: Sequence[int]) -> None:
-        """Reports that a handoff may write ``pages`` on the device from now on, until their lease ends."""
-
-    def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """Reports that the blocks at indices ``blocks`` of page table ``table`` of sequence ``seq`` now have their
-        KV, on the device and on the host.
-        """
-
-
-def mirror_of(runner: Runner) -> Mirror | None:
-    """Returns the runner's mirror once pages are bound; None for runners whose pages no other process writes on a
-    device.
-    """
-    found: Mirror | None = getattr(runner, "mirror", None)
-    return found
-
-
-def warm(runner: Runner, sequences: int, chunk: int, drafts: int = 0) -> None:
-    """Lets ``runner`` prepare for steps of up to ``sequences`` decodes, ``drafts`` drafts of theirs and ``chunk``
-    tokens of a prompt, once pages are bound and before any is leased. Does nothing for runners that needn't. Raises
-    ConfigError.
-    """
-    prepare: Callable[[int, int, int], None] | None = getattr(runner, "warm", None)
-    if prepare is not None:
-        prepare(sequences, chunk, drafts)
-
-
-def adapters_of(runner: Runner) -> AdapterHost | None:
-    """Returns the holder of the runner's adapters; None if it applies none."""
-    found: AdapterHost | None = getattr(runner, "adapters", None)
-    return found
-
-
-class Ranks(Protocol):
-    """Controls the processes that share a runner's model."""
-
-    def expert_rows(self) -> ExpertRows | None:
-        """Returns the rows that experts computed in all layers since the start; None if experts aren't divided
-        among ranks.
-        """
-
-    def open_pages(self, fd: int, size: int, layout: KvLayout | None = None) -> None:
-        """Maps the KV pages, ``size`` bytes of shared memory at descriptor ``fd``, into every rank. With their
-        ``layout`` each host gets a KV sender for its part of every page.
-        """
-
-    @property
-    def senders(self) -> tuple[HostSender, ...]:
-        """Returns the hosts that each send a part of every page, the lead's first; () if it sends all, as before
-        ``open_pages``. Their copies of cached pages are current after the step that reads them.
-        """
-
-    def watch(self, lost: Callable[[RankLost], None]) -> None:
-        """Has ``lost`` called, from a thread of its own, when a rank's process has died."""
-
-    def leave(self) -> None:
-        """Ends the processes of all ranks but this one."""
-
-
-def ranks_of(runner: Runner) -> Ranks | None:
-    """Returns the ranks of a runner that runs as several processes; None for most runners."""
-    found: Ranks | None = getattr(runner, "ranks", None)
-    return found
-
-
-class Internals(Protocol):
-    """Gives speculators access to a runner's model of ``layers`` layers, whose hidden states have ``hidden``
-    numbers.
-    """
-
-    layers: int
-    hidden: int
-
-    def tap(self, layers: Sequence[int], every_row: bool) -> None:
-        """Has each later step return the hidden states before ``layers``, side by side in each row
-        (``StepResult.states``).
-
-        Number ``self.layers`` stands for the states that the head reads. ``every_row`` returns all rows, otherwise
-        only those that choose a token are returned.
-        """
-
-    def embeddings(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Returns the rows (tokens, hidden) of the model's embedding table for ``tokens``."""
-
-    def shallow(self, layers: int) -> Runner:
-        """Returns a runner of ``layers`` of the model's layers on the same weights, of half of them for 0. Raises
-        ConfigError if that can't be done.
-        """
-
-
-def branches_of(runner: Runner) -> bool:
-    """Returns whether a runner computes items with ``draft_branches``, i.e. trees of drafts."""
-    return bool(getattr(runner, "branches", False))
-
-
-def keeps_bits(runner: Runner) -> bool:
-    """Returns whether the results of a row never depend on the step's other rows, so that drafts change no bit."""
-    return bool(getattr(runner, "keeps_bits", False))
-
-
-def internals_of(runner: Runner) -> Internals | None:
-    """Returns the access to the inside of a runner's model; None for most runners."""
-    found: Internals | None = getattr(runner, "internals", None)
-    return found
 
 
 class Runner(Protocol):

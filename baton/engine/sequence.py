@@ -130,6 +130,25 @@ class SequenceState:
             allowed, banned = without(allowed, banned), ()
         return SampleSpec(sampling, self.request.choice, position, history, prompt_tokens, banned, allowed)
 
+    @property
+    def ends_next(self) -> bool:
+        """Returns whether the next token is the answer's last whatever it is, if no grammar bounds it."""
+        return self.outputs + 1 >= self.request.sampling.max_tokens or len(self.tokens) + 1 >= self._room
+
+    def spec_after_next(self) -> SampleSpec | None:
+        """Returns how to choose the token after the next one, while that isn't known yet; None if it depends on it,
+        or if the host chooses by logits, as it does beside logprobs.
+        """
+        sampling = self.request.sampling
+        if self._grammar is not None or sampling.penalised or sampling.bad_words or sampling.logprobs is not None:
+            return None
+        banned = tuple(self._stops) if self.outputs + 1 < sampling.min_tokens else ()
+        allowed = only(sampling.allowed_token_ids) if sampling.allowed_token_ids else None
+        if allowed is not None:
+            allowed, banned = without(allowed, banned), ()
+        at = len(self.tokens) + 1, (), self.request.prompt_tokens
+        return SampleSpec(sampling, self.request.choice, *at, banned, allowed)
+
     def verify_specs(self, paths: Sequence[Sequence[int]]) -> tuple[SampleSpec, ...]:
         """Returns, for each of ``paths`` (drafts from the next place on), how to choose the token after it.
 
@@ -148,11 +167,16 @@ class SequenceState:
         """Returns the leading ones of ``rows`` that may stand: those whose masks the grammar gave in time."""
         return rows if self._grammar is None else rows[: 1 + self._grammar.followed]
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Returns whether the prompt tokens computed next get logprobs, for which a step has MOST_SCORED rows."""
+        return self.request.sampling.prompt_logprobs is not None and not self.outputs
+
     def targets(self, take: int) -> tuple[int, ...]:
         """Returns the prompt tokens that get logprobs if the next ``take`` tokens are computed; empty if not
         requested, or after the first output.
         """
-        if self.request.sampling.prompt_logprobs is None or self.outputs:
+        if not self.scores_prompt:
             return ()
         return tuple(self.tokens[self.computed + 1 : self.computed + take + 1])
 
@@ -223,9 +247,10 @@ class SequenceState:
         """Ends an answer whose grammar was slow to report whether it is complete, and returns the empty run that
         says so.
 
-        Returns None while the answer goes on. Call it when ``ready`` has become true after an ``append``.
+        Returns None while the answer goes on. Call it when ``ready`` has become true after an ``append``, and
+        before the first one where tokens came along from a worker that may have ended before it heard of the end.
         """
-        if self._grammar is None or not self.ready or self.finish_reason:
+        if self._grammar is None or not self.outputs or not self.ready or self.finish_reason:
             return None
         self._end_by(self._grammar, self.tokens[-1])
         if not self.finish_reason:

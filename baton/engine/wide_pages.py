@@ -7,23 +7,25 @@ runner sees ``block_tokens / 16`` pages for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from baton.engine.plan import (
+from baton.engine.abilities import (
+    AsyncSteps,
     Mirror,
     Ranks,
-    Runner,
-    SequenceStep,
-    StepPlan,
-    StepResult,
     adapters_of,
+    async_steps_of,
+    copies_left,
+    demand_of,
+    freed_of,
     internals_of,
     mirror_of,
     ranks_of,
     warm,
 )
+from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.kv.layout.page import in_pages_of
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -37,7 +39,7 @@ class WidePages:
         layout = in_pages_of(runner.spec.layout, block_tokens)
         self.spec = msgspec.structs.replace(runner.spec, layout=layout)
         self.work, self.adapters = runner.work, adapters_of(runner)
-        self.internals = internals_of(runner)
+        self.internals, self.on_demand = internals_of(runner), demand_of(runner)
         self._runner, self._runs = runner, layout.runs
         self._tables: dict[int, tuple[Sequence[int], list[int]]] = {}  # of the last step's sequences
         self._landing: dict[int, tuple[Sequence[int], list[int]]] = {}  # of those that have not run yet
@@ -61,10 +63,22 @@ class WidePages:
         """Returns the ranks of the wrapped runner; None if it runs as one process."""
         return ranks_of(self._runner)
 
+    @property
+    def async_steps(self) -> AsyncSteps | None:
+        """Returns the asynchronous steps of the wrapped runner, whose plans name wide pages here; None if it has
+        none.
+        """
+        beneath = async_steps_of(self._runner)
+        return None if beneath is None else WideSteps(beneath, self.narrowed)
+
+    def narrowed(self, plan: StepPlan) -> StepPlan:
+        """Returns the next step's plan in the wrapped runner's pages."""
+        self._tables = {item.seq: (item.pages, self._table(item)) for item in plan.items}
+        return StepPlan(tuple(self._narrow(item) for item in plan.items))
+
     def run(self, plan: StepPlan) -> StepResult:
         """Computes a step whose plan names wide pages; ``observed`` sums are per wide page, rows' per run."""
-        self._tables = {item.seq: (item.pages, self._table(item)) for item in plan.items}
-        found = self._runner.run(StepPlan(tuple(self._narrow(item) for item in plan.items)))
+        found = self._runner.run(self.narrowed(plan))
         if not found.observed:
             return found
         rows = {item.seq for item in plan.items if item.watch_rows}  # these stay by run
@@ -96,12 +110,41 @@ class WidePages:
         return _grown(table, item.pages, self._runs)
 
 
+class WideSteps:
+    """Implements ``AsyncSteps`` for plans of wide pages, over ``beneath``; its steps observe no attention."""
+
+    def __init__(self, beneath: AsyncSteps, narrowed: Callable[[StepPlan], StepPlan]) -> None:
+        self._beneath, self._narrowed = beneath, narrowed
+
+    def submit(self, plan: StepPlan, fed: Collection[int] = ()) -> None:
+        """Begins the step ``plan`` as ``AsyncSteps.submit``."""
+        self._beneath.submit(self._narrowed(plan), fed)
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest step as ``AsyncSteps.collect``."""
+        return self._beneath.collect()
+
+
 class WideMirror:
     """Implements ``Mirror`` for wide pages, each of which is ``runs`` pages of the mirror ``beneath``."""
 
     def __init__(self, beneath: Mirror, runs: int, landing: dict[int, tuple[Sequence[int], list[int]]]) -> None:
         self.shared = beneath.shared
         self._beneath, self._runs, self._landing = beneath, runs, landing
+
+    @property
+    def copies_left(self) -> int | None:
+        """Returns how many wide pages more can be made whole."""
+        left = copies_left(self._beneath)
+        return None if left is None else left // self._runs
+
+    @property
+    def freed(self) -> Callable[[Sequence[int]], None] | None:
+        """Returns what reports to the wrapped mirror all of its pages that lie in freed ones; None where it wants
+        to hear of none.
+        """
+        tell = freed_of(self._beneath)
+        return None if tell is None else lambda pages: tell(_grown([], pages, self._runs))
 
     def opened(self, pages: Sequence[int]) -> None:
         """Reports to the wrapped mirror all of its pages that lie in ``pages``."""
@@ -115,6 +158,22 @@ class WideMirror:
         while len(self._landing) > MOST_LANDING:
             del self._landing[next(iter(self._landing))]
         self._beneath.landed(seq, wide, _grown([], blocks, self._runs))
+
+    def taken(self, pages: Sequence[int]) -> None:
+        """Reports to the wrapped mirror all of its pages that lie in ``pages``."""
+        self._beneath.taken(_grown([], pages, self._runs))
+
+    def make_whole(self, pages: Sequence[int]) -> None:
+        """Makes all pages of the wrapped mirror that lie in ``pages`` whole."""
+        self._beneath.make_whole(_grown([], pages, self._runs))
+
+    def lend(self, pages: Sequence[int]) -> None:
+        """Lends all pages of the wrapped mirror that lie in ``pages`` to other hosts."""
+        self._beneath.lend(_grown([], pages, self._runs))
+
+    def let_go(self, pages: Sequence[int]) -> None:
+        """Lets go of all pages of the wrapped mirror that lie in ``pages``."""
+        self._beneath.let_go(_grown([], pages, self._runs))
 
 
 def _grown(table: list[int], pages: Sequence[int], runs: int) -> list[int]:

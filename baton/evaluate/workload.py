@@ -17,22 +17,28 @@ from baton.protos.nouns import BLOCK_TOKENS, Sampling
 GREEDY = Sampling(temperature=0.0, max_tokens=1 << 20)
 CONTEXT, PROMPT = 512, 512  # tokens of KV before decoded ones, and tokens of a prompt
 STEPS = 8  # decode steps that a rate is measured over
-PAGES = CONTEXT // BLOCK_TOKENS + 4  # of one sequence
 
 
 class Workload:
     """Times steps of ``runner``, on pages of its own for ``most`` sequences.
 
-    Decoding is of sequences with CONTEXT tokens of KV; a prompt has no prefix. Recurrent states have pages of their
-    own. Token ids below ``vocab`` are drawn anew for each step, and ``clock`` counts seconds.
+    Decoding is of sequences with CONTEXT tokens of KV; a prompt has no prefix, and ``prompt`` tokens at most.
+    Recurrent states have pages of their own. Token ids below ``vocab`` are drawn anew for each step, and ``clock``
+    counts seconds.
     """
 
     def __init__(
-        self, runner: Runner, most: int, vocab: int = 32000, clock: Callable[[], float] = time.perf_counter
+        self,
+        runner: Runner,
+        most: int,
+        vocab: int = 32000,
+        clock: Callable[[], float] = time.perf_counter,
+        prompt: int = PROMPT,
     ) -> None:
         self.runner, self._rng, self._vocab, self._clock = runner, random.Random(0), vocab, clock
-        self._leased = [list(range(seq * PAGES, (seq + 1) * PAGES)) for seq in range(most)]  # as leases have them
-        begin, each = most * PAGES + PROMPT // BLOCK_TOKENS, state_pages(runner.spec.layout)
+        pages = max(CONTEXT, prompt) // BLOCK_TOKENS + 4
+        self._leased = [list(range(seq * pages, (seq + 1) * pages)) for seq in range(most)]  # as leases have them
+        begin, each = most * pages + PROMPT // BLOCK_TOKENS, state_pages(runner.spec.layout)
         self._states = [list(range(begin + at * each, begin + (at + 1) * each)) for at in range(2 * most)]
         self.pages = begin + 2 * most * each
         self._buffer = bytearray(self.pages * runner.spec.layout.page_bytes)

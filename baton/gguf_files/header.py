@@ -1,6 +1,6 @@
 """Reads the header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-Knows nothing of models or of tokenizers. The ``gguf`` package parses the file.
+Knows nothing of models or of tokenizers.
 """
 
 from __future__ import annotations
@@ -11,27 +11,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.gguf_files.parts import GgufFiles
 from baton.protos.errors import CheckpointError
 
 
 class GgufHeader:
-    """A GGUF file's fields by name, and its tensors' names and shapes. Raises CheckpointError if it can't be
-    parsed.
+    """A GGUF file's fields by name, and its tensors' names and shapes, those of all its parts.
+
+    Raises CheckpointError if it can't be parsed.
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            from gguf import GGUFReader
-
-            self._reader = GGUFReader(path)
-        except ImportError:
-            raise CheckpointError(
-                f"{path}: reading GGUF needs the gguf package: pip install gguf", "model"
-            ) from None
-        except Exception as error:  # the package raises whatever its parsing runs into
-            raise CheckpointError(f"{path} is damaged or no GGUF: {error}", "model") from error
+        files = GgufFiles(path)
         self.path = path
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._fields: Mapping[str, object] = files.fields
+        self._tensors = files.tensors
 
     @property
     def architecture(self) -> str:
@@ -96,8 +90,7 @@ class GgufHeader:
 
     def value(self, name: str, default: object = None) -> object:
         """Returns field ``name`` as a number, a text, a bool or a list of them; ``default`` if it is missing."""
-        fields: Mapping[str, object] = self._reader.fields
-        found = fields.get(name)
+        found = self._fields.get(name)
         return default if found is None else found.contents()  # type: ignore[attr-defined]
 
     def error(self, name: str, problem: str) -> CheckpointError:

@@ -1,7 +1,7 @@
-"""Finds one GGUF file of a Hugging Face repository: ``ORG/REPO:NAME``, as vLLM and llama.cpp spell it.
+"""Finds one GGUF model of a Hugging Face repository: ``ORG/REPO:NAME``, as vLLM and llama.cpp spell it.
 
 Knows nothing of what files hold. NAME is a file's name, or a part that only that file of the repository has, such
-as Q4_K_M.
+as Q4_K_M. A model may be split into several files.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 
 from baton.gguf_files.folder import SUFFIX, TOKENIZER
+from baton.gguf_files.parts import names_of
 from baton.protos.errors import CheckpointError
 
 SPELLED = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<name>[\w./-]+)")
-PARTS = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 ETAG_TIMEOUT_S = 5.0  # seconds that the hub has to answer before the cached files are taken
 
 
@@ -26,10 +26,11 @@ def is_on_hub(model: str) -> bool:
 
 @cache
 def fetched(model: str) -> Path:
-    """Returns the path of the file that ``model`` (``ORG/REPO:NAME``) names, downloaded if it isn't cached.
+    """Returns the path of the file that ``model`` (``ORG/REPO:NAME``) names, of the first of several parts. What
+    isn't cached is downloaded.
 
     Raises CheckpointError if the hub can't be reached and nothing is cached, or if NAME doesn't name exactly one
-    file.
+    model.
     """
     found = SPELLED.fullmatch(model)
     assert found is not None, "is_on_hub was asked first"
@@ -46,19 +47,22 @@ def fetched(model: str) -> Path:
         return path
 
 
-def chosen(names: Sequence[str], wanted: str, repo: str) -> str:
-    """Returns the one file of ``names`` that ``wanted`` names. Raises CheckpointError if there isn't exactly
-    one.
+def chosen(names: Sequence[str], wanted: str, repo: str) -> list[str]:
+    """Returns the one file of ``names`` that ``wanted`` names, or all parts of it. Raises CheckpointError if there
+    isn't exactly one, or a part is missing.
     """
     files = sorted(name for name in names if name.lower().endswith(SUFFIX))
     exact = [name for name in files if name.lower() in (wanted.lower(), f"{wanted}{SUFFIX}".lower())]
     tag = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-._/]|$)", re.IGNORECASE)
     found = exact or [name for name in files if tag.search(name)]
-    if len(found) == 1 and not PARTS.search(found[0]):
-        return found[0]
-    if found and all(PARTS.search(name) for name in found):
-        text = "is split in several files, which aren't read; join them by llama-gguf-split --merge, and name that"
-        raise CheckpointError(f"{repo}: {wanted} {text}", "model")
+    models = {tuple(names_of(name)) for name in found}
+    if len(models) == 1:
+        parts = list(models.pop())
+        if missing := [name for name in parts if name not in files]:
+            raise CheckpointError(
+                f"{repo}: {wanted} has {len(parts)} parts, of which {missing[0]} is missing", "model"
+            )
+        return parts
     what = f"names {len(found)} files: {', '.join(found)}" if found else "names none"
     raise CheckpointError(f"{repo}: {wanted} {what}; it has {', '.join(files) or 'no .gguf'}", "model")
 
@@ -67,20 +71,39 @@ def _download(repo: str, name: str) -> Path:
     from huggingface_hub import HfApi, hf_hub_download  # slow to import
 
     names = HfApi().list_repo_files(repo)
-    file = chosen(names, name, repo)
-    beside = f"{file.rpartition('/')[0]}/{TOKENIZER}".lstrip("/")
+    files = chosen(names, name, repo)
+    beside = f"{files[0].rpartition('/')[0]}/{TOKENIZER}".lstrip("/")
     if beside in names:  # it comes before what the header says
         hf_hub_download(repo, beside, etag_timeout=ETAG_TIMEOUT_S)
-    return Path(hf_hub_download(repo, file, etag_timeout=ETAG_TIMEOUT_S))
+    paths = [hf_hub_download(repo, file, etag_timeout=ETAG_TIMEOUT_S) for file in files]
+    return Path(paths[0])
+
+
+def told_files(repo: str) -> str:
+    """Returns what to say of a repository that has GGUF files where others were looked for; "" if it has none, or
+    can't be asked.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        files = sorted(name for name in HfApi().list_repo_files(repo) if name.lower().endswith(SUFFIX))
+    except Exception:  # the hub's errors share no base class
+        return ""
+    return f"it has GGUF files: name one by {repo}:NAME, of {', '.join(files)}" if files else ""
 
 
 def _cached(repo: str, name: str) -> Path | None:
-    """Returns the file in the local cache's newest snapshot; None if the repository isn't cached."""
-    from huggingface_hub import snapshot_download
+    """Returns the file in the local cache's newest snapshot; None if nothing of the repository is cached.
 
+    A snapshot is read as it lies (https://huggingface.co/docs/huggingface_hub/guides/manage-cache), because the
+    client takes one for absent that lacks some of the repository's files.
+    """
+    from huggingface_hub import constants
+
+    store = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
     try:
-        folder = Path(snapshot_download(repo, local_files_only=True))
-    except Exception:  # not cached
+        folder = store / "snapshots" / (store / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
         return None
     names = [str(path.relative_to(folder)) for path in folder.rglob(f"*{SUFFIX}")]
-    return folder / chosen(names, name, repo)
+    return folder / chosen(names, name, repo)[0]

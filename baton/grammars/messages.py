@@ -85,6 +85,14 @@ class ProcessReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Says that the process runs within its limits."""
 
 
+class ProcessEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Says that the process has ended: of what it did (``by_itself``), or because something else killed it. The
+    last message, which the forking process sends.
+    """
+
+    by_itself: bool
+
+
 class CompileResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Says that the grammar is compiled, or why it can't be (``error``).
 
@@ -136,4 +144,4 @@ def compile_of(grammar: Grammar) -> Compile:
 
 ToServer = Fork | Kill
 ToChild = Compile | Advance | Preview | Forget
-FromChild = ProcessReady | CompileResult | NextMask | PreviewMask
+FromChild = ProcessReady | CompileResult | NextMask | PreviewMask | ProcessEnded

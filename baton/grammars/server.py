@@ -17,7 +17,16 @@ from contextlib import suppress
 
 import msgspec
 
-from baton.grammars.messages import PACKET_BYTES, Fork, FromChild, Kill, ToChild, TokenizerFailed, TokenizerSpec
+from baton.grammars.messages import (
+    PACKET_BYTES,
+    Fork,
+    FromChild,
+    Kill,
+    ProcessEnded,
+    ToChild,
+    TokenizerFailed,
+    TokenizerSpec,
+)
 
 log = logging.getLogger("baton.grammars")
 
@@ -38,12 +47,13 @@ class ForkServer:
         self._failure = ""
 
     def warm(self) -> None:
-        """Has a grammar process forked ahead, for the next ``child``."""
-        with self._lock:
+        """Has a grammar process forked ahead, for the next ``child``, unless the machine has none to spare now."""
+        with self._lock, suppress(OSError):
             self._fresh_spare()
 
     def child(self) -> ForkedGrammar:
-        """Returns the grammar process that was forked ahead.
+        """Returns the grammar process that was forked ahead. Raises OSError if the machine has no process or
+        descriptor to spare.
 
         Call ``warm`` after the child has its work, which a fork would delay.
         """
@@ -130,7 +140,8 @@ class ForkedGrammar:
 
     def __init__(self, server: ForkServer, number: int, sock: socket.socket) -> None:
         self._server, self._number, self.socket = server, number, sock
-        self.begun = False  # it has answered: if it ends later, its grammar exceeded the bounds
+        self.begun = False  # it has answered, so it runs within its bounds
+        self.exceeded = False  # it has ended of what it did then: its grammar exceeded the bounds
         self._unsent: deque[bytes] = deque()
         self._decoder = msgspec.msgpack.Decoder(FromChild)
         sock.setblocking(False)
@@ -165,6 +176,9 @@ class ForkedGrammar:
         if not packet:
             raise EOFError("the grammar's process has ended")
         message = self._decoder.decode(packet)
+        if isinstance(message, ProcessEnded):
+            self.exceeded = self.begun and message.by_itself
+            raise EOFError("the grammar's process has ended")
         self.begun = True
         return message
 
@@ -172,11 +186,11 @@ class ForkedGrammar:
     def gone(self) -> bool:
         """Returns whether the process has ended; only for one that hasn't been sent anything."""
         try:
-            return not self.socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
+            while self.receive() is not None:  # it says only that it is ready
+                pass
+        except EOFError:
             return True
+        return False
 
     def kill(self) -> None:
         """Kills the process at once and closes its socket."""

@@ -19,10 +19,13 @@ from llguidance import LLTokenizer
 
 from baton.grammars.child import serve
 from baton.grammars.limits import ProcessBounds
-from baton.grammars.messages import PACKET_BYTES, Fork, TokenizerFailed, TokenizerSpec, ToServer
+from baton.grammars.messages import PACKET_BYTES, Fork, ProcessEnded, TokenizerFailed, TokenizerSpec, ToServer
 from baton.protos.errors import InvalidRequest
 from baton.protos.grammar import byte_tokenizer, compiled
 from baton.protos.nouns import Grammar
+
+# Signals by which a process is killed from outside, the first of them where memory is short.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def main() -> int:
@@ -66,6 +69,7 @@ class ProcessServer:
         self._poller.register(control, select.POLLIN)
         self._pids: dict[int, int] = {}  # by number
         self._numbers: dict[int, int] = {}  # by pidfd
+        self._sockets: dict[int, socket.socket] = {}  # by number: open until its user was told how it ended
 
     def run(self) -> None:
         """Serves messages until the parent closes the control socket."""
@@ -88,11 +92,10 @@ class ProcessServer:
         return True
 
     def _fork(self, number: int, sock: socket.socket) -> None:
-        with sock:
-            pid = os.fork()
-            if pid == 0:
-                self._be_child(sock)
-        self._pids[number] = pid
+        pid = os.fork()
+        if pid == 0:
+            self._be_child(sock)
+        self._pids[number], self._sockets[number] = pid, sock
         watched = os.pidfd_open(pid)
         self._numbers[watched] = number
         self._poller.register(watched, select.POLLIN)
@@ -103,6 +106,8 @@ class ProcessServer:
             self._control.close()
             for other in self._numbers:
                 os.close(other)
+            for peer in self._sockets.values():
+                peer.close()
             with suppress(OSError):  # the peer left while it was answered
                 serve(sock, self._tokenizer, self._bounds)
             status = 0
@@ -112,7 +117,12 @@ class ProcessServer:
     def _reap(self, watched: int) -> None:
         self._poller.unregister(watched)
         os.close(watched)
-        os.waitpid(self._pids.pop(self._numbers.pop(watched)), 0)
+        number = self._numbers.pop(watched)
+        _, status = os.waitpid(self._pids.pop(number), 0)
+        code = os.waitstatus_to_exitcode(status)
+        ended = ProcessEnded(code != 0 and -code not in _FROM_OUTSIDE)
+        with self._sockets.pop(number) as sock, suppress(OSError):  # its user has left, or reads nothing
+            sock.send(msgspec.msgpack.encode(ended), socket.MSG_DONTWAIT)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fair turns: items of many tenants, a few at a time, one at a time of each tenant. Pure.
+"""Fair turns: items of many tenants, a few at a time, in turns of their tenants. Pure.
 
 Knows nothing of what the items are, or of time. Tenants take turns in a ring, so that a tenant waits for at most
 one item of each other tenant, however many those have.
@@ -15,15 +15,15 @@ Tenant = Hashable
 
 
 class Turns(Generic[T]):
-    """Lets up to ``slots`` items run at once, one per tenant.
+    """Lets up to ``slots`` items run at once, ``each`` per tenant; the next is of a tenant with the fewest running.
 
     ``join`` an item, call ``next`` until it returns None, and ``leave`` at the item's end.
     """
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    def __init__(self, slots: int, each: int = 1) -> None:
+        self._slots, self._each = slots, each
         self._waiting: OrderedDict[Tenant, deque[T]] = OrderedDict()
-        self._running: dict[Tenant, T] = {}
+        self._running: dict[Tenant, list[T]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -38,21 +38,28 @@ class Turns(Generic[T]):
 
     def next(self) -> T | None:
         """Returns an item that starts running now; None if all slots are taken or no item may start."""
-        free = (tenant for tenant in self._waiting if tenant not in self._running)
-        tenant = next(free, None) if len(self._running) < self._slots else None
-        if tenant is None:
+        if not self._waiting or sum(map(len, self._running.values())) >= self._slots:
+            return None
+        tenant = min(self._waiting, key=self._under_way)  # of several the one that is first in the ring
+        if self._under_way(tenant) >= self._each:
             return None
         queue = self._waiting.pop(tenant)
-        item = self._running[tenant] = queue.popleft()
+        item = queue.popleft()
+        self._running.setdefault(tenant, []).append(item)
         if queue:
             self._waiting[tenant] = queue  # at the ring's end
         return item
 
     def leave(self, tenant: Tenant, item: T) -> None:
         """Removes ``item``, waiting or running; does nothing if it has left before."""
-        if self._running.get(tenant) == item:
-            del self._running[tenant]
+        if item in (running := self._running.get(tenant, [])):
+            running.remove(item)
+            if not running:
+                del self._running[tenant]
         elif item in (queue := self._waiting.get(tenant, deque())):
             queue.remove(item)
             if not queue:
                 del self._waiting[tenant]
+
+    def _under_way(self, tenant: Tenant) -> int:
+        return len(self._running.get(tenant, ()))

@@ -45,7 +45,7 @@ class ClusterRun:
         self.model = servable_model(config)
         self.name = model_name(config, self.model)
         self.config = with_ports(_updated(config, "worker", model=self.model))
-        self.files = RunFiles(root or choose_root(config))
+        self.files = RunFiles(root or choose_root(config), alone=True)
         scheme, router = "https" if config.tls.enabled else "http", self.config.router
         self.host, self.port = dialled(router.host), router.port
         self.url, self.grpc = f"{scheme}://{self.host}:{router.port}", f"{self.host}:{router.grpc_port}"

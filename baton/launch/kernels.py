@@ -13,10 +13,10 @@ from baton.process.children import python
 def compilation(config: BatonConfig) -> list[str] | None:
     """Returns the command that compiles the kernels for this machine's CPU, which takes minutes on a small machine.
 
-    None if no worker here computes on the CPU, or the kernels are built already, or can't be built (workers report
-    that).
+    Workers of every device need them, because they copy and check blocks by them. None if no worker runs here, or
+    the kernels are built already, or can't be built (workers report that).
     """
-    if config.worker.device not in ("cpu", "auto") or config.ray.address or native.isa() == native.REFERENCE:
+    if config.ray.address or native.isa() == native.REFERENCE:
         return None
     try:
         return None if build.is_built(native.known(native.isa())) else python("baton.kernels.abi.native")

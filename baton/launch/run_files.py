@@ -5,13 +5,17 @@ Knows nothing of what writes them.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 from baton.cluster.config import BatonConfig
 from baton.protos.errors import ConfigError
 
+CLAIM = "claim"  # the file that a run locks in its folder
 MAX_PATH = 38  # characters of a run's folder, because Ray's sockets add 65 and a unix socket's path ends at 107
 
 
@@ -32,10 +36,15 @@ def choose_root(config: BatonConfig) -> Path:
 
 
 class RunFiles:
-    """Holds the paths of a run's files and folders under ``root``, and creates the folders."""
+    """Holds the paths of a run's files and folders under ``root``, and creates the folders.
 
-    def __init__(self, root: Path) -> None:
+    ``alone`` claims the folder until ``tidy`` or the process's end; ConfigError is raised where another process has
+    claimed it. Whoever comes after one that was killed may have it, and finds its workers.
+    """
+
+    def __init__(self, root: Path, alone: bool = False) -> None:
         self.root = root
+        self._claim = _claimed(root) if alone else None
         self.redis = self.root / "redis"
         self.slots = self.root / "slots"
         self.logs = self.root / "logs"
@@ -48,8 +57,38 @@ class RunFiles:
         (self.slots / "closed").unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Deletes the run's files, except for the logs."""
+        """Deletes the run's files, except for the logs, and gives the folder up."""
         for folder in (self.redis, self.slots, self.ray):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (self.config, self.placement):
             file.unlink(missing_ok=True)
+        if self._claim is not None:
+            (self.root / CLAIM).unlink(missing_ok=True)
+            self._claim.close()
+
+
+def _claimed(root: Path) -> TextIO:
+    """Returns the open, locked file that claims ``root``; it holds our pid. Raises ConfigError if another process
+    has it.
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = root / CLAIM
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        who = file.read().strip()
+        file.close()
+        raise ConfigError(
+            f"cluster.run_dir {root} is in use by the cluster of process {who}: choose another one, or leave "
+            "it out (is BATON_CLUSTER__RUN_DIR set?)",
+            "cluster.run_dir",
+        ) from None
+    if not path.exists() or not path.samefile(f"/proc/self/fd/{file.fileno()}"):  # its owner ended just now
+        file.close()
+        return _claimed(root)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

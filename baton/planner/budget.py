@@ -5,6 +5,7 @@ Knows nothing of consoles or of how a plan is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,6 +38,10 @@ class Budget(msgspec.Struct, frozen=True):
         if len(given) != 1:
             said = " and ".join(given) or "none"
             raise ConfigError(f"a budget is one of workers, accelerators, dollars and watts, not {said}", "workers")
+        for name in (*given, "price"):
+            value = getattr(self, name) or 0.0
+            if not math.isfinite(value) or value < 0:
+                raise ConfigError(f"{name} is {value:g}; it must be a number above 0", name)
         if self.dollars and not self.price:
             raise ConfigError("a budget in $ per hour needs --price, per accelerator and hour", "price")
 
@@ -50,10 +55,15 @@ class Budget(msgspec.Struct, frozen=True):
         if self.watts:
             if not costs.watts:
                 raise ConfigError(f"{costs.about}: its profile has no watts; give another budget", "watts")
-            return int(self.watts / costs.watts)
+            return whole_parts(self.watts, costs.watts)
         if self.dollars:
-            return int(self.dollars / ((self.price or 0.0) * costs.accelerators))
+            return whole_parts(self.dollars, (self.price or 0.0) * costs.accelerators)
         return self.accelerators // costs.accelerators
+
+
+def whole_parts(whole: float, part: float) -> int:
+    """Returns how many times ``part`` fits into ``whole``; a multiple isn't one less for its rounding."""
+    return math.floor(whole / part * (1 + 1e-9))
 
 
 class WidthOutcome(msgspec.Struct, frozen=True):

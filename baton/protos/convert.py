@@ -187,14 +187,16 @@ def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
     )
 
 
-_INFO_FIELDS = tuple(f for f in nouns.WorkerInfo.__struct_fields__ if f != "layout")
+_INFO_FIELDS = tuple(f for f in nouns.WorkerInfo.__struct_fields__ if f not in ("layout", "receivers"))
 _INFO_LISTS = ("eos_token_ids", "adapters", "rank_hosts")
 _INFO_MAPS = ("data_addresses", "widths")
 
 
 def info_to_pb(info: nouns.WorkerInfo) -> w.WorkerInfo:
     """Returns a worker's description as protobuf."""
-    return w.WorkerInfo(layout=layout_to_pb(info.layout), **{f: getattr(info, f) for f in _INFO_FIELDS})
+    receivers = [w.KvReceiver(address=each.address, part=extents_to_pb(each.part)) for each in info.receivers]
+    fields = {f: getattr(info, f) for f in _INFO_FIELDS}
+    return w.WorkerInfo(layout=layout_to_pb(info.layout), receivers=receivers, **fields)
 
 
 def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
@@ -202,7 +204,18 @@ def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
     fields = {f: getattr(pb, f) for f in _INFO_FIELDS}
     lists = {f: tuple(fields[f]) for f in _INFO_LISTS}
     maps = {f: dict(fields[f]) for f in _INFO_MAPS}
-    return nouns.WorkerInfo(layout=layout_from_pb(pb.layout), **fields | lists | maps)
+    receivers = tuple(nouns.KvReceiver(each.address, extents_from_pb(each.part)) for each in pb.receivers)
+    return nouns.WorkerInfo(layout=layout_from_pb(pb.layout), receivers=receivers, **fields | lists | maps)
+
+
+def extents_to_pb(extents: Iterable[nouns.Extent]) -> list[w.Extent]:
+    """Returns ranges of a page as protobuf."""
+    return [w.Extent(at=each.at, bytes=each.bytes, stride=each.stride, count=each.count) for each in extents]
+
+
+def extents_from_pb(pb: Iterable[w.Extent]) -> tuple[nouns.Extent, ...]:
+    """Returns ranges of a page from protobuf."""
+    return tuple([nouns.Extent(each.at, each.bytes, each.stride, each.count) for each in pb])
 
 
 def snapshot_to_pb(s: nouns.PoolSnapshot) -> w.PoolSnapshot:
@@ -249,4 +262,5 @@ def engine_request(pb: w.Admit | w.PrefillRequest) -> nouns.EngineRequest:
         priority=pb.priority,
         prediction=tuple(pb.prediction) if isinstance(pb, w.Admit) else (),
         retained=pb.retained,
+        retained_tokens=pb.retained_tokens,
     )

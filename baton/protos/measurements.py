@@ -143,12 +143,13 @@ class KvLink(msgspec.Struct, frozen=True, array_like=True):
 
 class SharedPages(msgspec.Struct, frozen=True, array_like=True):
     """Names an engine's KV pages on its GPU, for another process of the same user: the GPU, the driver's IPC
-    handle, bytes.
+    handle, bytes. ``mirrored``: whoever writes such a page writes the host's as well.
     """
 
     card: str
     handle: bytes
     size: int
+    mirrored: bool = True
 
 
 class KvPair(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ from baton.protos.version import PROTOCOL as PROTOCOL
 from baton.protos.version import product_version
 
 BLOCK_TOKENS = 16  # tokens of a run of KV as kernels read it; pages hold whole runs
+EVERY_BLOCK = 1 << 31  # a number of blocks that no sequence has
 MAX_LOGPROBS = 20  # alternatives per token, as many as OpenAI's API gives
 POOLINGS = (
     "mean",
@@ -134,6 +135,15 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class KvReceiver(msgspec.Struct, frozen=True, array_like=True):
+    """Describes a host of a worker's ranks that receives KV: the gRPC address at which it takes handoffs, and the
+    part of each page that goes there.
+    """
+
+    address: str
+    part: tuple[Extent, ...]
+
+
 class StatePlane(msgspec.Struct, frozen=True):
     """Describes one kind of recurrent state of a sequence: float32 of ``shape`` in each of ``layers`` layers."""
 
@@ -210,6 +220,9 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     rank_hosts: tuple[str, ...] = ()
     takes_extents: bool = False  # whether pages may come in parts from several hosts
     bridges_windows: bool = False  # whether its handoffs convert between pages by window and pages of all layers
+    # Hosts of its ranks that each take what they read of every page; () if its address takes all. Describe alone
+    # tells of them.
+    receivers: tuple[KvReceiver, ...] = ()
 
 
 def process_of(incarnation: str) -> str:
@@ -284,7 +297,8 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Holds the part of a request that an engine needs; ``token_ids`` is the prompt, then outputs emitted before.
 
     ``prediction`` is the answer that the client expects, as a source of drafts. ``retained``: the client means to
-    use the prefix again, which counts when blocks are evicted and changes no token.
+    use the prefix again, which counts when blocks are evicted and changes no token. It is about the first
+    ``retained_tokens`` tokens, or with 0 about all, those of the answer too.
     """
 
     request_id: str
@@ -297,6 +311,15 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     prediction: tuple[int, ...] = ()
     retained: bool = False
+    retained_tokens: int = 0
+
+    def hinted_blocks(self, block_tokens: int) -> int:
+        """Returns how many leading blocks of ``block_tokens`` tokens the client means to use again; EVERY_BLOCK for
+        all.
+        """
+        if not self.retained:
+            return 0
+        return self.retained_tokens // block_tokens if self.retained_tokens else EVERY_BLOCK
 
     @property
     def replayed(self) -> int:

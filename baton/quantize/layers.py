@@ -18,32 +18,53 @@ from torch import Tensor
 from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages, Registers
 from baton.engine.plan import SequenceStep, StepPlan
-from baton.engine.program.ops import Embedding, LayerNorm, Linear, Moe, Op, PagedAttention, RmsNorm, RopeAppend
+from baton.engine.program.ops import Embedding, Linear, Moe, Op, PagedAttention, RopeAppend
 from baton.engine.program.program import Program
 from baton.kernels.registry import kernels
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.state import state_pages
+from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 from baton.quantize.kv_scales import channel_peaks, joined
-from baton.quantize.registers import live, reads, writes
+from baton.quantize.registers import live, reads, weights_of, writes
 from baton.quantize.schemes import Recipe
 
 
 def layers_of(program: Program) -> list[tuple[Op, ...]]:
     """Returns the ops of each layer, without the embedding and the head."""
     found: dict[str, list[Op]] = {}
-    at = "0"  # ops without weights before the first layer's
+    at = "0"  # ops without weights of a layer, before the first one's
     for op in program.ops[1:-1]:
-        at = op.weight.split(".")[0] if isinstance(op, RmsNorm | LayerNorm | Linear) else at
+        at = next((name.split(".")[0] for name in sorted(weights_of((op,)))), at)
         found.setdefault(at, []).append(op)
     return [tuple(ops) for ops in found.values()]
 
 
+def require_own_kv(program: Program) -> None:
+    """Raises ConfigError if layers read the K and V of others: over a text, layers run one by one."""
+    slots = [op.layer for op in program.ops if isinstance(op, PagedAttention)]
+    if len(set(slots)) < len(slots):
+        text = "reads a text layer by layer, and some layers of this model read the K and V of others"
+        raise ConfigError(f"the method {text}; use --method rtn, nf4, fp8 or mxfp4", "method")
+
+
 def plain_products(program: Program, recipe: Recipe) -> frozenset[str]:
-    """Returns the weights of linear ops that stay as they are: routers, or all where only experts are quantized."""
+    """Returns the weights of linear ops that stay as they are: routers and what is no layer's, or all where only
+    experts are quantized.
+    """
     if not recipe.takes_experts_only:
-        return program.routers
+        return program.routers | outside_layers(program)
     return frozenset(op.weight for op in program.ops if isinstance(op, Linear))
+
+
+def has_experts(program: Program) -> bool:
+    """Returns whether any layer of the program chooses among experts."""
+    return any(isinstance(op, Moe) for op in program.ops)
+
+
+def outside_layers(program: Program) -> frozenset[str]:
+    """Returns the weights of linear ops that belong to no layer."""
+    return frozenset(op.weight for op in program.ops if isinstance(op, Linear) and "." not in op.weight)
 
 
 def pieces_of(ops: Sequence[Op], plain: frozenset[str]) -> Iterator[tuple[tuple[Op, ...], Linear | Moe | None]]:

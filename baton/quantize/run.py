@@ -22,11 +22,11 @@ from baton.protos.errors import ConfigError
 from baton.quantize.formats import format_of, mxfp4
 from baton.quantize.kv_scales import kv_product, kv_scales, require_plain_kv
 from baton.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer, quantized_names
-from baton.quantize.layers import States, embed, layers_of, plain_products
+from baton.quantize.layers import States, embed, layers_of, outside_layers, plain_products, require_own_kv
 from baton.quantize.output import OutputFolder, writing_to
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.registers import live, weights_of
-from baton.quantize.schemes import FORMATS, Recipe, scheme_of
+from baton.quantize.schemes import FORMATS, Recipe, needs_text, scheme_of
 from baton.quantize.source import Source
 from baton.quantize.tensor_file import PiecewiseTensor, whole
 
@@ -45,6 +45,8 @@ def quantize(
     layers = layers_of(source.program)
     if recipe.kv_cache_dtype:
         require_plain_kv(source.program, layers)
+    if needs_text(recipe):
+        require_own_kv(source.program)
     require_fitting(source, recipe)
     output = OutputFolder(folder, len(layers) + 1)
     with writing_to(folder):
@@ -98,9 +100,12 @@ def _products(program: Program, recipe: Recipe) -> list[str]:
 
 
 def _ignored(source: Source, recipe: Recipe) -> list[str]:
-    """Returns the modules in layers whose matrices stay as they are: routers, and those of no linear layer."""
+    """Returns the modules whose matrices stay as they are, but for embeddings and the head: routers, those of no
+    linear layer, and those of no layer.
+    """
     quantized = set(_products(source.program, recipe))
     inside = {name for ops in layers_of(source.program) for name in weights_of(ops)} - quantized
+    inside |= outside_layers(source.program)
     names = [
         at
         for weight in source.program.weights

@@ -32,6 +32,7 @@ FORMATS = {
     "mxfp4": ("compressed-tensors", "mxfp4"),
 }
 INTEGERS = ("rtn", "gptq", "awq")
+COMPRESSED = "compressed-tensors"
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -43,7 +44,7 @@ class Recipe(msgspec.Struct, frozen=True):
     symmetric: bool = True  # whether zero points are the middle of the range
     act_order: bool = True  # whether GPTQ takes inputs by falling second moments
     regroup: bool = False  # whether GPTQ's groups follow that order (desc_act)
-    format: str = ""  # "" for the method's first
+    format: str = ""  # "" for the method's first that others load as it is
     kv_cache_dtype: str = ""  # "fp8": the checkpoint has scales for such KV, and asks for it
 
     @property
@@ -51,17 +52,37 @@ class Recipe(msgspec.Struct, frozen=True):
         """Returns whether everything but experts stays as it is, as gpt-oss's own format has it."""
         return self.format == "mxfp4"
 
-    def checked(self) -> Recipe:
-        """Returns the recipe with its format filled in. Raises ConfigError naming the flag that is wrong."""
+    @property
+    def hides_experts(self) -> bool:
+        """Returns whether transformers doesn't load a model's experts in this form."""
+        return self.format in ("gptq", "awq", "bitsandbytes") or self.method == "smoothquant" or not self.symmetric
+
+    def checked(self, experts: bool = False) -> Recipe:
+        """Returns the recipe with its format filled in; ``experts`` says whether the model has any.
+
+        Raises ConfigError naming the flag that is wrong.
+        """
         if self.method not in FORMATS:
             raise ConfigError(f"--method {self.method!r} is unknown; use {', '.join(FORMATS)}", "method")
         choices = FORMATS[self.method]
         if self.format and self.format not in choices:
             text = f"--format {self.format!r}: {self.method} is written as {' or '.join(choices)}"
             raise ConfigError(text, "format")
-        found = msgspec.structs.replace(self, format=self.format or choices[0])
+        found = msgspec.structs.replace(self, format=self.format or self._first_of(choices, experts))
         found._require_possible()
         return found
+
+    def _first_of(self, choices: tuple[str, ...], experts: bool) -> str:
+        """Returns the method's first format that transformers loads without being told anything.
+
+        Zero points that compressed-tensors packs need ``dequantize``; experts load as compressed-tensors alone.
+        """
+        if self.method not in INTEGERS or self.kv_cache_dtype:
+            return choices[0]
+        if self.symmetric and experts and not self.regroup:
+            return COMPRESSED
+        fitting = (name for name in choices if self.symmetric or name != COMPRESSED)
+        return next(name for name in fitting if name != "awq" or self.bits == 4)
 
     def _require_possible(self) -> None:
         if self.method in INTEGERS and self.bits not in (4, 8):
@@ -70,6 +91,9 @@ class Recipe(msgspec.Struct, frozen=True):
             raise ConfigError(f"--bits {self.bits}: the awq format holds 4", "bits")
         if self.method in INTEGERS and self.group % 32:
             raise ConfigError(f"--group {self.group}: use 0 (a whole row) or a multiple of 32", "group")
+        if not self.symmetric and self.method not in INTEGERS:
+            text = f"--asymmetric: {self.method} has no zero points; leave it out, or use {', '.join(INTEGERS)}"
+            raise ConfigError(text, "asymmetric")
         if self.regroup and (self.method != "gptq" or self.format != "gptq" or not self.act_order):
             raise ConfigError("--regroup is for the gptq method and format, with act-order", "regroup")
         if self.kv_cache_dtype not in ("", "fp8"):

@@ -23,7 +23,15 @@ from baton.kv.exchange.source import BlockSource
 from baton.protos import channel as ch
 from baton.protos import convert
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable, WorkerLost
-from baton.protos.nouns import AdapterLimits, EngineRequest, PoolSnapshot, Sampling, WorkerInfo, process_of
+from baton.protos.nouns import (
+    AdapterLimits,
+    EngineRequest,
+    KvReceiver,
+    PoolSnapshot,
+    Sampling,
+    WorkerInfo,
+    process_of,
+)
 from baton.protos.outlasting import outlasted
 from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
@@ -93,6 +101,7 @@ class WorkerControl:
         progress: EngineProgress | None = None,
     ):
         self.info = info
+        self.receivers: tuple[KvReceiver, ...] = ()  # hosts that take a part of every page; Describe tells of them
         self._progress = progress or EngineProgress(dict, math.inf)
         self._new_id = new_id
         self._tickets = itertools.count(1) if tickets is None else tickets
@@ -103,7 +112,7 @@ class WorkerControl:
         self._lost: WorkerLost | None = None
         self._role_asked: asyncio.Future[RoleSwitch] = asyncio.get_running_loop().create_future()
         self._confirmed = asyncio.Event()
-        self._drains = False  # for good: it is to leave
+        self.drains = False  # for good: it is to leave
         self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
 
     async def snapshot(self) -> PoolSnapshot:
@@ -143,14 +152,19 @@ class WorkerControl:
         """Accepts no new work; returns how many requests finished within ``grace_s`` seconds, and how many were
         cancelled then.
         """
-        before, self._drains = self._service.finished, True
-        self.info = msgspec.structs.replace(self.info, state="draining")
-        self._send(ch.Drain())
+        before = self._service.finished
+        self.begin_drain()
         await self._idle_within(grace_s)
         cancelled = self._service.cancel_all("draining")
         if cancelled:
             await self._idle_within(1.0)
         return self._service.finished - before, cancelled
+
+    def begin_drain(self) -> None:
+        """Accepts no new work from now on."""
+        self.drains = True
+        self.info = msgspec.structs.replace(self.info, state="draining")
+        self._send(ch.Drain())
 
     async def set_role(self, role: str, grace_s: float) -> str:
         """Begins a change of role; returns the incarnation under which ``role`` will be served.
@@ -187,7 +201,7 @@ class WorkerControl:
             if told:
                 self._confirmed.set()
             else:
-                self.info = msgspec.structs.replace(self.info, state="draining" if self._drains else "ready")
+                self.info = msgspec.structs.replace(self.info, state="draining" if self.drains else "ready")
                 self._role_asked = asyncio.get_running_loop().create_future()
         return told
 
@@ -241,7 +255,7 @@ class WorkerShell(stubs.WorkerServicer):
 
     async def Describe(self, request: w.DescribeRequest, context: grpc.aio.ServicerContext) -> w.WorkerInfo:
         """Answers with the worker's description, without asking the engine."""
-        return convert.info_to_pb(self._control.info)
+        return convert.info_to_pb(msgspec.structs.replace(self._control.info, receivers=self._control.receivers))
 
     async def Snapshot(self, request: w.SnapshotRequest, context: grpc.aio.ServicerContext) -> w.PoolSnapshot:
         """Answers with the page pool's counts after the engine step, or at once that it is a long one."""

@@ -12,10 +12,11 @@ import logging
 from importlib import import_module
 from pathlib import Path
 
+from baton.engine.abilities import Internals, branches_of, internals_of, keeps_bits
 from baton.engine.checkpoints.hub import locate
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import Internals, ModelSpec, Runner, branches_of, internals_of, keeps_bits
+from baton.engine.plan import ModelSpec, Runner
 from baton.engine.speculate.draft import MOST_DRAFTS, Speculator, StateSpeculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
@@ -48,13 +49,16 @@ def make_drafter(
     pages: int,
     control_share: float = 0.0,
     by_rejection: bool = False,
+    kept: dict[str, Speculator] | None = None,
 ) -> Drafter | None:
     """Returns the drafter that uses the speculators ``names`` for the model of ``runner``, whose KV pool has
     ``pages`` pages; None for "none", and for "auto" where no draft can be taken.
 
-    ``control_share`` of the steps draft nothing, for comparison; ``by_rejection`` is ``Drafter``'s. Raises
-    ConfigError, and CheckpointError for unreadable files.
+    ``control_share`` of the steps draft nothing, for comparison; ``by_rejection`` is ``Drafter``'s. Speculators
+    that have a model, by name, are taken from ``kept`` and put there, because an engine may draft in several of its
+    roles. Raises ConfigError, and CheckpointError for unreadable files.
     """
+    kept = {} if kept is None else kept
     names = _usable(names, runner)
     if runner.spec.vocab_size > MOST_VOCAB and names != NONE:
         text = f"speculation {names}: texts are searched as strings, which have at most {MOST_VOCAB} tokens"
@@ -64,7 +68,13 @@ def make_drafter(
     if runner.spec.layout.states and names != NONE:
         text = f"speculation {names}: this model keeps recurrent state, which can't be rolled back; use none"
         raise ConfigError(text, "speculation")
-    found = speculators(names, lambda name: _of_a_model(name, engine, runner, pages))
+
+    def load(name: str) -> Speculator:
+        if name not in kept:
+            kept[name] = _of_a_model(name, engine, runner, pages)
+        return kept[name]
+
+    found = speculators(names, load)
     _tap(names, found, runner)
     trees = branches_of(runner)
     return Drafter(found, control_share=control_share, by_rejection=by_rejection, trees=trees) if found else None
@@ -151,10 +161,15 @@ def _draft_model(model: str, engine: EngineSpec, target: ModelSpec, pages: int) 
             is_draft=True,
         )
     )
-    if runner.spec.layout.states:
-        raise ConfigError(f"speculation draft:{model}: a draft model can't keep recurrent state", "speculation")
-    require_same_tokens(runner.spec, target, f"draft:{model}")
-    return DraftModel(runner, _pages(runner.spec, target, pages))
+    try:
+        if runner.spec.layout.states:
+            text = f"speculation draft:{model}: a draft model can't keep recurrent state"
+            raise ConfigError(text, "speculation")
+        require_same_tokens(runner.spec, target, f"draft:{model}")
+        return DraftModel(runner, _pages(runner.spec, target, pages))
+    except BaseException:
+        getattr(runner, "close", lambda: None)()  # a card's memory is given back by this alone
+        raise
 
 
 def _pages(draft: ModelSpec, target: ModelSpec, pages: int) -> int:

@@ -18,8 +18,10 @@ from typing import NoReturn
 
 import msgspec
 
+from baton.decode_worker.engine.async_loop import AsyncDecodeLoop
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.abilities import adapters_of, async_steps_of, demand_of, internals_of, mirror_of, ranks_of, warm
 from baton.engine.adapters.reading import AdapterReader, read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.checkpoints.hub import locate
@@ -27,8 +29,9 @@ from baton.engine.child import child_arguments
 from baton.engine.config import EngineConfig
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import load_runner
-from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of, warm
+from baton.engine.plan import Runner
 from baton.engine.program.rank_program import kv_share
+from baton.engine.speculate.draft import Speculator
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend
@@ -40,15 +43,18 @@ from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.process.endings import rank_status
 from baton.process.heap import settle_heap
-from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady
+from baton.process.memory import available_bytes
+from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady, RoleIs
 from baton.protos.errors import BatonError, ConfigError, RankLost, to_info
 from baton.protos.measurements import StepSample
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 from baton.tls.identity import TlsFiles
 from baton.worker.channel import EngineChannel
 from baton.worker.drafts import make_drafter, most_drafts
-from baton.worker.kv_memory import kv_bytes
+from baton.worker.kv_memory import copied_on_demand, kv_bytes
 from baton.worker.spec import AdapterSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
+
+log = logging.getLogger("baton.engine")
 
 NO_ADAPTERS = AdapterSpec()
 ENCODER_PAGES = 1 << 14  # of 64 bytes each, because as many as memory holds would be millions to keep books of
@@ -63,7 +69,8 @@ def main() -> int:
         logging.basicConfig(
             level=spec.observe.log_level.upper(), format=f"%(asctime)s {spec.slot} engine %(message)s"
         )
-        loop = build(spec, channel)
+        kept: dict[str, Speculator] = {}
+        loop = build(spec, channel, kept)
     except Exception as error:
         channel.send(EngineFailed(to_info(error)))
         return _leave(channel, 1)
@@ -71,7 +78,7 @@ def main() -> int:
     try:
         loop.run()
         while loop.next_role:
-            loop = successor(spec.steps, spec.engine, loop)
+            loop = successor(spec.steps, spec.engine, loop, kept)
             loop.run()
     except RankLost as error:
         exit_rank_lost(error)
@@ -81,14 +88,22 @@ def main() -> int:
     return _leave(channel, 0)
 
 
+def _require_no_registration(spec: WorkerSpec) -> None:
+    """Checks that no transport registers all pages, of which the host has some alone. Raises ConfigError."""
+    if spec.server.kv_transport == "nixl":
+        text = "worker.kv_mirror is demand, and nixl registers all pages; set it to whole, or another kv_transport"
+        raise ConfigError(text, "worker.kv_mirror")
+
+
 def exit_rank_lost(error: RankLost) -> NoReturn:
     """Ends this process, and with it all ranks, at once; its exit status says which rank was lost."""
     logging.getLogger("baton.engine").error("%s: the worker ends", error.message)
     os._exit(rank_status(error.rank))
 
 
-def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
-    """Loads the model, makes the KV pages, announces both on ``channel``, and returns the step loop.
+def build(spec: WorkerSpec, channel: EngineChannel, kept: dict[str, Speculator] | None = None) -> StepLoop:
+    """Loads the model, makes the KV pages, announces both on ``channel``, and returns the step loop. ``kept`` is
+    ``make_drafter``'s.
 
     Raises CheckpointError, ConfigError.
     """
@@ -99,8 +114,16 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
     page_bytes = runner.spec.layout.page_bytes
     pages = _configured_pages(spec, layout) or profile_pages
-    pages = pages or page_count(spec, page_bytes, runner.spec.weight_bytes, _share_on_card(spec, layout))
-    memory = PageMemory.create(pages, page_bytes)
+    on_demand = demand_of(runner)
+    held = _share_on_card(spec, layout)
+    pages = pages or page_count(spec, page_bytes, runner.spec.weight_bytes, held, on_demand is None)
+    copies = None
+    if on_demand is not None:
+        copies = copied_on_demand(spec.cache, spec.engine.device, available_bytes())
+        if copies is not None:
+            _require_no_registration(spec)
+            on_demand(copies)
+    memory = PageMemory.create(pages, page_bytes, sparse=copies is not None)
     runner.bind(memory.view(), pages)
     if (ranks := ranks_of(runner)) is not None:
         ranks.open_pages(memory.fd, memory.bytes, layout)
@@ -108,24 +131,8 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     sequences = spec.steps.max_batch
     drafts = most_drafts(spec.steps.speculation, sequences)
     warm(runner, sequences, spec.steps.prefill_chunk_tokens, drafts)
-    channel.send_fd(memory.fd)
     model, mirror = runner.spec, mirror_of(runner)
     adapters = make_adapters(spec.lora, runner)
-    channel.send(
-        EngineReady(
-            model.layout,
-            model.fingerprint,
-            model.max_model_len,
-            model.vocab_size,
-            model.eos_token_ids,
-            pages,
-            spec.steps.max_batch,
-            runner.work,
-            None if mirror is None else mirror.shared,
-            adapters.ids,
-            () if ranks is None else ranks.senders,
-        )
-    )
     pool = PagePool(pages, model.layout.block_tokens, eviction=spec.cache.eviction)
     if spec.cache.has_tiers:
         pool.watch_idle()
@@ -143,7 +150,25 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
         adapters,
         make_cores(spec.engine),
     )
-    return make_loop(spec.role, spec.steps, spec.engine, parts)
+    loop = make_loop(spec.role, spec.steps, spec.engine, parts, kept)
+    channel.send_fd(memory.fd)  # nobody hears of an engine that can't be made
+    channel.send(
+        EngineReady(
+            model.layout,
+            model.fingerprint,
+            model.max_model_len,
+            model.vocab_size,
+            model.eos_token_ids,
+            pages,
+            spec.steps.max_batch,
+            runner.work,
+            None if mirror is None else mirror.shared,
+            adapters.ids,
+            () if ranks is None else ranks.senders,
+            () if ranks is None else ranks.receivers,
+        )
+    )
+    return loop
 
 
 def _with_window_pages(spec: WorkerSpec) -> EngineSpec:
@@ -169,26 +194,35 @@ def _share_on_card(spec: WorkerSpec, layout: KvLayout) -> float:
     return max(kv_share(group.kv_heads, spec.engine.tp) for group in layout.groups)
 
 
-def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int, held: float = 1.0) -> int:
+def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int, held: float = 1.0, whole: bool = True) -> int:
     """Returns the number of KV pages of ``page_bytes`` that fit beside ``weight_bytes`` and all adapters that may
-    be loaded, where a card holds the share ``held`` of each.
+    be loaded, where a card holds the share ``held`` of each and the runner needs the host's pages ``whole``.
 
     Raises ConfigError if none does.
     """
     beside = weight_bytes + (spec.lora.max_adapter_bytes if spec.lora.wanted else 0)
-    room = kv_bytes(spec.cache, spec.engine.device, beside, held=held)
+    room = kv_bytes(spec.cache, spec.engine.device, beside, held=held, whole=whole)
     if room < page_bytes:
         text = f"{room} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
         raise ConfigError(text, "worker.kv_memory_bytes")
     return room // page_bytes
 
 
-def successor(steps: StepSpec, engine: EngineSpec, loop: StepLoop) -> StepLoop:
+def successor(
+    steps: StepSpec, engine: EngineSpec, loop: StepLoop, kept: dict[str, Speculator] | None = None
+) -> StepLoop:
     """Returns the loop of the role that ``loop`` was told to change to, with the same runner, pages and cached
-    blocks.
+    blocks; one of its present role if the other can't begin. ``kept`` is ``make_drafter``'s. Raises RankLost.
     """
-    after = make_loop(loop.next_role, steps, engine, loop.parts)
-    after.succeed(loop)
+    stays = None
+    try:
+        after = make_loop(loop.next_role, steps, engine, loop.parts, kept)
+    except RankLost:
+        raise
+    except Exception as error:  # as of a draft model that can't be loaded here: it was not asked for until now
+        role = "prefill" if isinstance(loop, PrefillLoop) else "decode"
+        after, stays = make_loop(role, steps, engine, loop.parts, kept), RoleIs(role, to_info(error))
+    after.succeed(loop, stays)
     return after
 
 
@@ -305,8 +339,12 @@ def tokenizer_of(spec: EngineSpec) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def make_loop(role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts) -> StepLoop:
-    """Returns the step loop of ``role``. Raises ConfigError and CheckpointError for a bad speculation setting."""
+def make_loop(
+    role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts, kept: dict[str, Speculator] | None = None
+) -> StepLoop:
+    """Returns the step loop of ``role``; ``kept`` is ``make_drafter``'s. Raises ConfigError and CheckpointError for
+    a bad speculation setting.
+    """
     parts.cores.begin_role(role)
     if role == "prefill":
         if (inside := internals_of(parts.runner)) is not None:
@@ -321,8 +359,12 @@ def make_loop(role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts
     )
     # entropy is never seeded: a lease of an earlier incarnation must not be valid again
     share, rejects = steps.speculation_control_share, steps.speculation_accept == "distribution"
-    drafter = make_drafter(steps.speculation, engine, parts.runner, parts.pool.pages, share, rejects)
-    return DecodeLoop(parts, limits, entropy=os.urandom, drafter=drafter)
+    drafter = make_drafter(steps.speculation, engine, parts.runner, parts.pool.pages, share, rejects, kept)
+    ahead = async_steps_of(parts.runner) if steps.async_steps == "auto" and drafter is None else None
+    if ahead is None:
+        return DecodeLoop(parts, limits, entropy=os.urandom, drafter=drafter)
+    log.info("decode steps are planned while the one before them runs")
+    return AsyncDecodeLoop(parts, limits, os.urandom, ahead)
 
 
 def _leave(channel: EngineChannel, status: int) -> int:

@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry
 from baton.cluster.membership import Membership
 from baton.cluster.metering.telemetry import WorkerMetrics, setup_tracing
 from baton.engine.backends.cuda.gpu import resolved_device
+from baton.engine.speculate.names import loads_files
 from baton.kv.exchange.filling import FillReport
 from baton.kv.memory import copying
 from baton.process.heap import settle_heap
@@ -38,8 +39,8 @@ from baton.process.loop_watch import watching
 from baton.process.security import identity_of, show_end
 from baton.process.time_limit import end_if_loop_stalls, end_with, end_within
 from baton.protos.channel import EngineReady, SetRole
-from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
-from baton.protos.nouns import WorkerInfo
+from baton.protos.errors import ErrorInfo, StartupError, Unavailable, WorkerLost, to_info
+from baton.protos.nouns import WorkerInfo, process_of
 from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess
@@ -58,7 +59,9 @@ log = logging.getLogger("baton.worker")
 EXIT_STARTUP, EXIT_TAKEN, EXIT_ENGINE_LOST = 1, 3, 70
 STOP_GRACE_S = 0.3  # seconds for calls in flight as the server stops, which is after the drain
 HANG_UP_S = 1.0  # seconds for what is queued for routers as a role ends; normally it takes milliseconds
+ENGINE_HEARS_S = 2.0  # seconds for an engine to hear that ranks of another host are gone; it takes milliseconds
 CHANGE_S = 5.0  # seconds after which a change of role failed: an idle engine needs less than one
+LOAD_S = 300.0  # where a draft model may be loaded as it changes: an engine that does nothing meanwhile ends sooner
 # What takes longer hangs, and is ended so that the slot comes free: opening what a role serves; leaving, beyond its
 # drain; leaving without an engine, when there is little to put in order. So is an event loop that stands still.
 OPEN_S, LEAVE_S, LOST_S, HUNG_S = 15.0, 8.0, 3.0, 60.0
@@ -157,9 +160,13 @@ class WorkerHost:
         end_within(OPEN_S)
         async with AsyncExitStack() as stack:
             worker = RoleRuntime(self.spec, engine, report, info, core.blocks, core.keys, core.environment)
+            if core.drains:
+                worker.control.begin_drain()
             server = await serve_grpc(self.spec, worker, stack)
             member = await join(self.spec, worker, report, stack, core.held)
             info = worker.control.info
+            if core.stayed and worker.control.announce is not None:
+                await worker.control.announce(info, info.role)  # a restart begins in the role that works
             self._say(state="ready", role=info.role, address=info.address, error=None)
             log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
             listening = asyncio.create_task(worker.listen(), name="engine")
@@ -170,6 +177,9 @@ class WorkerHost:
             listening.cancel()
             beating.cancel()
             core.held = member.index.held if member is not None else ()
+            if status is None:
+                core.changed(worker.next_role, worker.role_error)
+                core.drains = worker.control.drains
         return status
 
     async def _until_over(
@@ -184,18 +194,27 @@ class WorkerHost:
         stopped = asyncio.create_task(self.stop.wait())
         turning = asyncio.create_task(end_if_loop_stalls(HUNG_S))
         watching = asyncio.create_task(self._watch(worker, engine), name="engine watch")
+        hosts = asyncio.create_task(self._watch_hosts(worker, engine), name="hosts watch")
         await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
         for task in (changing, stopped, turning, watching):
             task.cancel()
+        try:
+            return await self._over(worker, engine, member)
+        finally:
+            hosts.cancel()  # until then handoffs to other hosts go on
+
+    async def _over(self, worker: RoleRuntime, engine: EngineProcess, member: Membership | None) -> int | None:
+        """Ends a role in order; returns the exit status, None if another role follows."""
         if worker.next_role:
             end_within(LEAVE_S)
             return None
-        end_within(LOST_S if worker.engine_lost else LEAVE_S + self.spec.server.drain_grace_s)
-        if not worker.engine_lost:
-            await worker.leave(self.spec.server.drain_grace_s, member)
+        grace_s = self.spec.server.drain_grace_s
+        end_within(LEAVE_S + grace_s)
+        if not worker.engine_lost and await worker.leave(grace_s, member):
             if member is not None:
                 await member.depart(*self._leaving())
             return 0
+        end_within(LOST_S)
         error = WorkerLost(f"the engine of {self.spec.slot} died ({engine.obituary()})")
         log.error("%s", error.message)
         worker.lost(error)
@@ -217,6 +236,16 @@ class WorkerHost:
         )
         engine.process.kill()
 
+    async def _watch_hosts(self, worker: RoleRuntime, engine: EngineProcess) -> None:
+        """End the engine once nobody can say any more who writes pages on another host of its ranks.
+
+        Where that host, or a process of it, has died, the engine hears so itself and says which rank it was.
+        """
+        lost = await worker.wait_host_lost()
+        await asyncio.sleep(ENGINE_HEARS_S)
+        log.error("%s: the engine of %s is ended", lost, self.spec.slot)
+        engine.process.kill()
+
     async def _change(self, worker: RoleRuntime, engine: EngineProcess, core: WorkerCore) -> None:
         """Lets go of every request when asked to, and tells the engine; ``listen`` hears that it is done.
 
@@ -224,13 +253,15 @@ class WorkerHost:
         """
         core.change = await worker.control.next_role_change()
         log.info("%s becomes a %s worker", self.spec.slot, core.change.role)
+        loads = core.change.role == "decode" and loads_files(self.spec.steps.speculation)
+        limit_s = LOAD_S if loads else CHANGE_S
         try:
             await worker.control.leave_role(core.change)
             engine.channel.send(SetRole(core.change.role))
-            await asyncio.sleep(CHANGE_S)
+            await asyncio.sleep(limit_s)
         except Exception:
             log.exception("the change of role failed")
-        log.error("the engine did not become a %s worker within %g s: it is ended", core.change.role, CHANGE_S)
+        log.error("the engine did not become a %s worker within %g s: it is ended", core.change.role, limit_s)
         engine.process.kill()
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
@@ -261,6 +292,8 @@ class WorkerCore:
     """
 
     change: RoleSwitch  # what ended the last role
+    drains = False  # whether somebody has drained the worker, whatever its role
+    stayed = False  # whether that came to nothing, and the role begins again
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self.keys = itertools.count(1)
@@ -270,6 +303,16 @@ class WorkerCore:
         self._spec, self._machine = spec, Machine.unknown(engine.ready.work)
         self._report = self._made(info)
         self.registry = CurrentRegistry(self._report.metrics.registry)
+
+    def changed(self, role: str, error: ErrorInfo | None) -> None:
+        """Records that the engine has ``role`` now, which isn't the one that was asked for if there is an
+        ``error``. Nobody who waits for the other one may take this life for it.
+        """
+        self.stayed = error is not None
+        if error is not None:
+            log.error("%s stays a %s worker: %s", self._spec.slot, role, error.message)
+            incarnation = f"{process_of(self.change.incarnation)}.{self.environment.new_id()}"
+            self.change = RoleSwitch(role, self.change.grace_s, incarnation)
 
     def begin(self, info: WorkerInfo) -> WorkerReport:
         """Returns the report of a new role, whose metrics /metrics shows from now on."""

@@ -116,9 +116,9 @@ async def enter(
 
 
 async def _announce(member: Membership, wishes: RoleWishes, info: WorkerInfo, role: str) -> bool:
-    """Announces that the worker drains, to come back in ``role``."""
+    """Announces that the worker drains, to come back in ``role``; what can be taken back comes first."""
     member.info = info
-    return await wishes.want(info.worker_id, role) and await member.beat()
+    return await member.beat() and await wishes.want(info.worker_id, role)
 
 
 async def _feed(member: Membership, worker: RoleRuntime, report: WorkerReport, every_s: float) -> None:

@@ -5,6 +5,7 @@ Knows nothing of slots, processes' ends or Redis.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -24,11 +25,15 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector, RestrictedRegistry
 
 from baton.cluster.membership import Membership
+from baton.decode_worker.io.host_intake import HostIntake
+from baton.decode_worker.io.host_receivers import HostReceivers
 from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.service import DecodeService
 from baton.decode_worker.io.shell import DecodeShell
-from baton.kv.transport.auto import AutoTransport, ask_worker, this_host
+from baton.kv.transport.auto import AUTO, AutoTransport
 from baton.kv.transport.grpc import handoff_handler, server_options
+from baton.kv.wire.describing import ask_worker, this_host
+from baton.prefill_worker.io.divided_handoff import Receivers
 from baton.prefill_worker.io.handoff import HandoffReport
 from baton.prefill_worker.io.handoff_frames import Sender
 from baton.prefill_worker.io.host_senders import HostSenders
@@ -37,8 +42,9 @@ from baton.prefill_worker.io.shell import PrefillShell
 from baton.process.metrics_server import start_metrics
 from baton.process.security import identity_of, warn_of_plaintext
 from baton.protos import channel as ch
-from baton.protos.errors import BatonError, ConfigError, WorkerLost
+from baton.protos.errors import BatonError, ConfigError, ErrorInfo, WorkerLost
 from baton.protos.nouns import WorkerInfo
+from baton.protos.rpc import settled
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.tls.rpc import WORKER_CALLS, NameGuard, add_port, names_for
 from baton.worker.cache.block_exchange import WorkerBlocks
@@ -51,6 +57,9 @@ from baton.worker.figures.report import WorkerReport
 from baton.worker.spec import ServerSpec, WorkerSpec
 
 log = logging.getLogger("baton.worker")
+
+
+TO_HOSTS = frozenset((AUTO, "tcp", "grpc"))  # settings of KV's transport by which other hosts of ranks receive it
 
 
 class RoleRuntime:
@@ -69,8 +78,9 @@ class RoleRuntime:
         keys: Iterator[int],
         environment: WorkerEnvironment,
     ):
-        self.engine_lost = False
+        self._over = asyncio.Event()  # the engine has died
         self.next_role = ""
+        self.role_error: ErrorInfo | None = None  # why ``next_role`` is the present one
         self._engine = engine
         self._report = report
         self.environment = environment
@@ -89,7 +99,8 @@ class RoleRuntime:
         self.health, self.names = health_aio.HealthServicer(), [""]
         self.blocks, self._keys = blocks, keys
         self.blocks.set_role(spec.role)
-        self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
+        self.receivers: HostReceivers | None = None
+        self.intake = self._intake(spec, info, environment)
         self.service: RoleService = (
             self._prefill(info, environment) if spec.role == "prefill" else self._decode(spec, info)
         )
@@ -97,19 +108,39 @@ class RoleRuntime:
         progress = EngineProgress(engine.efforts, PATIENCE * spec.steps.stall_s or math.inf)
         self.control = WorkerControl(info, send, self.service, spec.lora.limits, environment.new_id, keys, progress)
 
+    def _intake(self, spec: WorkerSpec, info: WorkerInfo, environment: WorkerEnvironment) -> Intake:
+        memory, send, hosts = self._engine.memory, self._engine.channel.send, self._engine.ready.receivers
+        if not hosts or spec.role != "decode" or self._kv_transport not in TO_HOSTS:
+            return Intake(memory, info.layout, info.fingerprint, send)
+        self.receivers = HostReceivers(hosts, environment.dialer)
+        own = memory, info.layout, info.fingerprint, send
+        return HostIntake(*own, self.receivers.part, self.receivers.others)
+
+    async def wait_host_lost(self) -> str:
+        """Returns which other host that receives KV is lost, and why; never where there is none."""
+        if self.receivers is None:
+            await asyncio.get_running_loop().create_future()
+        assert self.receivers is not None
+        return await self.receivers.run()
+
+    @property
+    def engine_lost(self) -> bool:
+        """Returns whether the engine has died, as ``listen`` found."""
+        return self._over.is_set()
+
     async def listen(self) -> None:
         """Handles every message of the engine; returns with ``next_role`` set after a change of role, or
         ``engine_lost`` if the engine died.
         """
         async for message in self._engine.channel:
             if isinstance(message, ch.RoleIs):
-                self.next_role = message.role
+                self.next_role, self.role_error = message.role, message.error
                 return
             try:
                 self._take(message)
             except Exception:  # one request's trouble must not stop the others
                 log.exception("a %s from the engine was not handled", type(message).__name__)
-        self.engine_lost = True
+        self._over.set()
 
     def lost(self, error: WorkerLost) -> None:
         """Ends everything in flight with ``error``, because the engine has died."""
@@ -136,8 +167,25 @@ class RoleRuntime:
         for name in self.names:
             await self.health.set(name, serving.NOT_SERVING if stalls else serving.SERVING)
 
-    async def leave(self, grace_s: float, member: Membership | None) -> None:
-        """Drains the role: tells routers first, then lets requests finish within ``grace_s`` seconds."""
+    async def leave(self, grace_s: float, member: Membership | None) -> bool:
+        """Drains the role: tells routers first, then lets requests finish within ``grace_s`` seconds.
+
+        Returns False as soon as the engine dies meanwhile (which ``listen`` hears): no request gets on any more.
+        """
+        leaving = asyncio.ensure_future(self._leave(grace_s, member))
+        lost = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait((leaving, lost), return_when=asyncio.FIRST_COMPLETED)
+            drained = leaving.done()
+        finally:
+            lost.cancel()
+            leaving.cancel()
+            await settled((leaving, lost))
+        if drained:
+            leaving.result()
+        return drained
+
+    async def _leave(self, grace_s: float, member: Membership | None) -> None:
         await self.health.enter_graceful_shutdown()
         if member is not None:
             member.info = msgspec.structs.replace(self.control.info, state="draining")
@@ -165,6 +213,7 @@ class RoleRuntime:
                 self._report.engine.observe(message)
                 self.blocks.running(message.running)
                 self._report.transfers.refusals(self.intake.refusals)
+                self._report.transfers.received(self.intake.received)
             case ch.SnapshotIs():
                 self.control.answered(message)
             case ch.Pinned() | ch.KeepAnswer() | ch.Filling() | ch.CacheChanged() | ch.CacheIdle():
@@ -178,9 +227,11 @@ class RoleRuntime:
 
     def _prefill(self, info: WorkerInfo, environment: WorkerEnvironment) -> PrefillService:
         engine, sender = self._engine, Sender(info.worker_id, info.model_id, info.fingerprint, info.layout)
-        peers = DecodePeers(self.transport.expect, self.transport.layout, self._shipped, self._not_shipped)
+        own = self.transport
+        receivers = Receivers(own.receivers, own.takes_extents)
+        peers = DecodePeers(own.expect, own.layout, self._shipped, self._not_shipped, receivers)
         if senders := engine.ready.senders:
-            way = self._kv_transport, environment.dialer, self.transport.takes_extents
+            way = self._kv_transport, environment.dialer, environment.clock
             self.hosts = HostSenders(senders, engine.memory, *way)
         return PrefillService(
             engine.channel.send,
@@ -233,6 +284,9 @@ async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStac
         host_id=this_host(),
         data_addresses=data,
     )
+    if worker.receivers is not None:
+        stack.push_async_callback(worker.receivers.close)
+        worker.control.receivers = await worker.receivers.open(worker.control.info)
     await server.start()
     stack.push_async_callback(worker.transport.close)
     if worker.hosts is not None:

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from baton.cluster.membership import connect, end_task
 from baton.cluster.store.slot_lease import SlotLease
-from baton.kv.transport.auto import this_host
+from baton.kv.wire.describing import this_host
 from baton.protos.rpc import heed_cancel
 from baton.worker.spec import WorkerSpec
 

@@ -97,7 +97,8 @@ class CacheSpec(_Group, frozen=True):
     block_tokens: int = 16  # tokens in a page: a multiple of 16
     kv_memory_bytes: int = 0  # what the pages may take where ``pages`` is 0; 0: as much as there is room for
     kv_memory_share: float = 0.85  # of a GPU's memory, that its workers take together
-    kv_host_share: float = 0.8  # of the host's available memory, that mirrors of GPUs' pages take together
+    kv_host_share: float = 0.8  # of the host's available memory, that copies of GPUs' pages take together
+    kv_mirror: Literal["whole", "demand"] = "whole"  # whether the host has a copy of each page of a GPU
     kv_sharers: int = 1  # workers on this machine that divide its memory among mirrors of GPUs' pages
     card_sharers: int = 1  # workers that divide a card of this one's
     eviction: Literal["worth", "lru"] = "worth"  # which cached pages go first
@@ -121,6 +122,7 @@ class StepSpec(_Group, frozen=True):
 
     max_batch: int = 64  # sequences in a step
     prefill_chunk_tokens: int = 512
+    async_steps: Literal["auto", "off"] = "auto"  # whether a GPU's decode steps are planned while others run
     speculation: str = "none"  # names of engine/speculate joined by +, or auto
     speculation_accept: Literal["exact", "distribution"] = "exact"  # which drafts of sampled answers stand
     speculation_control_share: float = 0.01  # of the steps that draft nothing

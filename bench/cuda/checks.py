@@ -33,9 +33,14 @@ LEFT_OUT = "not caught and not races and not race and not schedule"
 OF = {
     "row_ops": ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu"),
     **dict.fromkeys(("step", "fused_step", "layer_streams", "shared_prefixes", "rank_heads"), ("step",)),
+    "branches": ("step",),
+    "on_demand": ("step",),
+    "ahead": ("step",),
+    "long_chunks": ("step",),
     "rank_meetings": ("collective",),
     **dict.fromkeys(("linear", "prefill", "dispatch", "by_row"), ("linear",)),
     "verify": ("paged_attention",),
+    "branches_at_once": ("megakernel",),
     "paged_attention": ("paged_attention",),
 }
 NOT_OPS = {"shim", "gates", "table", "meetings"}

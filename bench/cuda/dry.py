@@ -42,13 +42,13 @@ TINY = Extent(
         flex=(2, 48),
     ),
     small=SmallSizes(rows=(3,), experts={"tiny": (4, 2, 64, 48)}, expert_rows=(1, 3), drafts=(2, 2, 48)),
-    prompts=PromptSizes(m=(70, 520), lengths=(48,)),
+    prompts=PromptSizes(m=(70, 520), lengths=(80,)),
     forms=FormSizes(
         m=(1, 9, 70),
         products={"square": (80, 64), "N 520": (520, 64)},
         groups=(2,),
         decodes=((1, 1), (3, 40)),
-        chunks=((17, 0), (9, 30)),
+        chunks=((17, 0), (66, 30)),
     ),
     matrices=MatrixSizes(of=(Matrix(64, 64, False), Matrix(64, 64, True)), rows=(8, 70)),
     step=StepSizes(

@@ -26,6 +26,9 @@ from bench.cuda.extent import used
 GROUP = np.dtype([("first", "<i4"), ("count", "<i4"), ("keys", "<i4")])  # cascade.h: PrefixGroup
 
 
+PROMPT_QUERIES = 64  # rows of an item from which on ``Ops.prompt`` computes it (prompt_attention/prompt.h)
+
+
 class Ops:
     """Makes timed calls of a loaded CUDA library's ops."""
 
@@ -96,10 +99,17 @@ class Ops:
 
     def attention(self, kv: KvPool, q: Tensor, items: Tensor, out: Tensor) -> Call:
         """q (rows, heads, head_dim); items as ``item_table`` makes them."""
+        return self._attention("paged_attention", kv, q, items, out)
+
+    def prompt(self, kv: KvPool, q: Tensor, items: Tensor, out: Tensor) -> Call:
+        """Does the same for items of PROMPT_QUERIES rows or more alone, by the kernel of long chunks."""
+        return self._attention("prompt_attention", kv, q, items, out)
+
+    def _attention(self, name: str, kv: KvPool, q: Tensor, items: Tensor, out: Tensor) -> Call:
         count, scale = len(items) // ITEM.itemsize, kv.head_dim**-0.5
         at = kv.address, items.data_ptr(), count, q.shape[1], 0, scale, q.data_ptr(), q.stride(0)
         kinds = (P, P, I32, I32, I32, F, P, I64, P, I64)
-        return self.call("paged_attention", kinds, *at, out.data_ptr(), out.stride(0), alive=(kv, q, items, out))
+        return self.call(name, kinds, *at, out.data_ptr(), out.stride(0), alive=(kv, q, items, out))
 
     def cascade(self, kv: KvPool, q: Tensor, items: Tensor, groups: Tensor, out: Tensor) -> Call:
         """Does the same with groups (int32: first, count, keys) whose items begin with the same pages."""

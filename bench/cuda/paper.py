@@ -21,7 +21,8 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 MATRICES = {"qkv": (6144, HIDDEN), "o": (HIDDEN, HIDDEN), "gate-up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
 PROCESSORS = 132
 ATTENTION_ROWS, MMA_ROWS = 5, 16  # query rows of a unit, in how many of an instruction: three bf16 parts each
-PROMPT_TILE = 128  # query rows that would share K and V where q is rounded to bf16
+PROMPT_TILE = 64  # query rows of a prompt that share K and V (cascade_attention/tiles.cuh)
+WIDE_TILE = 128  # and as many by wgmma
 
 
 class Tile(NamedTuple):
@@ -119,9 +120,8 @@ def prompt_attention(tokens: int) -> Estimate:
     """Returns the estimate of one layer's attention of a prompt over bf16 KV, causal blocks skipped."""
     kv, group = 2.0 * 2 * tokens * KV_HEADS * DIM, HEADS // KV_HEADS
     flops = 4.0 * tokens * tokens / 2 * HEADS * DIM
-    rows = ATTENTION_ROWS // group * group  # whole queries
-    built = Work(kv, flops * MMA_ROWS / rows, tokens * group / rows * kv / 2, SYNC * FLOPS)
-    planned = Work(kv, flops, tokens * group / PROMPT_TILE * kv / 2)
+    built = Work(kv, flops, tokens * group / PROMPT_TILE * kv / 2, SYNC * FLOPS)
+    planned = Work(kv, flops, tokens * group / WIDE_TILE * kv / 2)
     return Estimate("attention of a prompt", f"{tokens} tokens", Work(kv, flops), built, planned)
 
 

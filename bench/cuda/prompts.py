@@ -102,7 +102,7 @@ def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
             tables = torch.randperm(blocks, device=used().device).int().view(1, blocks)
             q = torch.randn(length, heads, dim, device=used().device)
             out = torch.empty_like(q)
-            call = ops.attention(pool, q, item_table(tables, [0], length), out)
+            call = ops.prompt(pool, q, item_table(tables, [0], length), out)
             error = attention_error(call, pool, tables, [0], q, out)
             mine = measure([call])
             name = f"prompt attention {dtype} L={length}"

@@ -21,7 +21,7 @@ from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quan
 from bench.cuda import cases, clock
 from bench.cuda.clock import Call
 from bench.cuda.extent import used
-from bench.cuda.ops import DeviceWeight, KvPool, Ops, item_table
+from bench.cuda.ops import PROMPT_QUERIES, DeviceWeight, KvPool, Ops, item_table
 from bench.cuda.paper import MANY
 from bench.cuda.right import NARROW, ROUNDED, poison
 from bench.cuda.rows import Row
@@ -92,23 +92,29 @@ def chunks(ops: Ops, dtype: str, group: int) -> Iterator[Row]:
     """Prompts' chunks, alone and behind others."""
     for count, before in used().forms.chunks:
         yield _attention(ops, dtype, group, 1, count, before)
+        if count >= PROMPT_QUERIES:
+            yield _attention(ops, dtype, group, 1, count, before, "prompt_attention")
 
 
-def _attention(ops: Ops, dtype: str, group: int, batch: int, queries: int, before: int) -> Row:
+def _attention(
+    ops: Ops, dtype: str, group: int, batch: int, queries: int, before: int, op: str = "paged_attention"
+) -> Row:
     kv_heads, dim = used().shape.kv_heads, used().shape.head_dim
     blocks = -(-(before + queries) // cases.PAGE)
     pool = KvPool(blocks * batch, dtype, kv_heads, dim)
     tables = torch.randperm(blocks * batch, device=used().device).int().view(batch, blocks)
     q = torch.randn(batch * queries, kv_heads * group, dim, device=used().device)
     out, starts = torch.empty_like(q), [before] * batch
-    call = ops.attention(pool, q, item_table(tables, starts, queries), out)
+    call = (ops.prompt if op == "prompt_attention" else ops.attention)(
+        pool, q, item_table(tables, starts, queries), out
+    )
     error = attention_error(call, pool, tables, starts, q, out)
     what = f"decode B={batch}" if queries == 1 else f"chunk of {queries}"
-    name = f"attention {dtype} GQA {group} {what} behind {before}"
+    name = f"{op.replace('paged_', '').replace('_', ' ')} {dtype} GQA {group} {what} behind {before}"
     ops.rehearsal.note()
     other = differing(call, out)
-    kernels = table.of_op(ops.rehearsal.launched(), "paged_attention")
-    return told(name, "paged_attention", error, ROUNDED, other, kernels)
+    kernels = table.of_op(ops.rehearsal.launched(), op)
+    return told(name, op, error, ROUNDED, other, kernels)
 
 
 def differing(call: Call, out: Tensor) -> int:

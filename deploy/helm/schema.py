@@ -104,6 +104,7 @@ def workers() -> Schema:
             enabled=FLAG,
             prefillWaitingTokens={"type": "integer", "minimum": 1},
             decodeCacheUsage=QUANTITY,
+            decodeBatchFill=QUANTITY,
             stabilizationSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
         ),
         podDisruptionBudget=budget(),

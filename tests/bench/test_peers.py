@@ -44,9 +44,10 @@ def test_our_engine_measures_itself_on_the_file_that_the_peers_read(
     assert (folder / random_gguf.NAME).stat().st_mtime_ns == written, "it is made once"
     runner = load(EngineConfig(model=str(folder), dtype="float32", kv_cache_dtype="bf16", cache_dir=str(tmp_path)))
     assert isinstance(runner, NativeRunner)
-    work = Workload(runner, most=2, vocab=512)
+    work = Workload(runner, most=2, vocab=512, prompt=640)
     assert work.decode_seconds(2) > 0
     assert work.prompt_seconds(32) > 0
+    assert work.prompt_seconds(640) > 0, "longer than the context of decoded tokens"
 
 
 def test_nf4_is_written_as_a_checkpoint_that_our_engine_measures_itself_on(

@@ -2,7 +2,7 @@
 
 from baton.kv.layout.state import state_pages
 from baton.kv.layout.tables import by_window
-from bench.windows import HYBRIDS, measured, mistral, mixed
+from bench.windows import HYBRIDS, measured, mistral, mixed, sharing
 
 
 def test_with_a_window_fewer_blocks_are_shipped_and_leased():
@@ -29,3 +29,9 @@ def test_a_hybrid_ships_its_few_layers_of_attention_and_one_state():
     assert measured(dense, 512, 40) == (32, 32, 33, 35)
     blocks, states = (32, 32, 33, 35), (1, 3, 3, 3)  # leased are a current state, one that is written, one kept
     assert measured(hybrid, 512, 40) == tuple(b + 201 * s for b, s in zip(blocks, states, strict=True))
+
+
+def test_layers_that_read_the_k_and_v_of_others_are_neither_shipped_nor_leased():
+    apart, shared = (sharing("gemma-3n-e4b", each) for each in (False, True))
+    assert apart.page_bytes * 4 == shared.page_bytes * 7
+    assert measured(shared, 2048, 40) == measured(apart, 2048, 40)

@@ -139,6 +139,8 @@ def vary(model: torch.nn.Module) -> None:
                 weight.mul_(EMBED_SHARE)
             elif name.endswith("bias"):
                 weight.normal_(0, 0.3)
+            elif name.endswith("correct_output_scale"):
+                weight.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 weight.normal_(1.0, 2.0)
         for name, buffer in model.named_buffers():

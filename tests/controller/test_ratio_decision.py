@@ -44,6 +44,7 @@ def test_it_turns_towards_the_role_that_is_short(demand, prefill, towards):
 def test_a_ratio_that_carries_the_load_is_left_alone_though_another_is_better():
     decision, _ = run([look(1, 7, LIGHT, 1000 + 5 * i) for i in range(5)])
     assert (decision.kind, "enough room" in decision.reason) == ("hold", True), decision
+    assert decision.best == (1, 7), "nothing is recommended that nobody needs"
 
 
 def test_one_look_is_not_believed_unless_it_is_far_off():

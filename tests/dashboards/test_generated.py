@@ -66,7 +66,7 @@ def test_every_metric_is_on_a_panel():
 
 
 def test_labels_in_legends_and_groupings_exist():
-    labels = {label for m in metrics.ALL for label in m.labels} | {"le"}
+    labels = {label for m in metrics.ALL for label in m.labels} | {"le", "namespace", "job"}  # Prometheus' own
     for query in queries():
         for grouped in re.findall(r"by \(([^)]*)\)", query):
             assert {name.strip() for name in grouped.split(",")} <= labels
@@ -148,9 +148,12 @@ WORKER = 'role="decode", worker="decode-0", model="m"'
             {"severity": "warning"},
         ),
         (
-            {'baton_workers{role="decode"}': "0x40"},
+            {
+                'baton_workers{role="decode", namespace="prod", job="router"}': "0x40",
+                'baton_workers{role="decode", namespace="staging", job="router"}': "2x40",
+            },
             "BatonNoDecodeWorker",
-            {"severity": "critical"},
+            {"namespace": "prod", "job": "router", "severity": "critical"},
         ),
         (
             {'baton_router_redis_away{instance="router:8000"}': "1x40"},
@@ -158,8 +161,13 @@ WORKER = 'role="decode", worker="decode-0", model="m"'
             {"instance": "router:8000", "severity": "warning"},
         ),
         (
+            {'baton_controller_decisions_total{kind="failed"}': "_x36 1x4"},
+            "BatonWorkersDoNotCome",
+            {"kind": "failed", "severity": "warning"},
+        ),
+        (
             {
-                f'baton_handoff_refusals_total{{{WORKER}, error="corrupt_frame"}}': "0x36 1x4",
+                f'baton_handoff_refusals_total{{{WORKER}, error="corrupt_frame"}}': "_x36 1x4",
             },
             "BatonCorruptKv",
             {

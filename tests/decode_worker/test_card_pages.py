@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.backends.cuda.demand_pages import DemandPages
 from baton.engine.backends.paced.runner import PacedRunner, rows_after
 from baton.engine.backends.residency import PageResidency
 from baton.engine.plan import StepPlan, StepResult
@@ -26,16 +27,32 @@ class Mirror:
 
     def __init__(self, resident: PageResidency) -> None:
         self.opened, self.landed = resident.opened, resident.landed
+        self.shared = None
+        self.taken = self.make_whole = self.let_go = lambda pages: None  # the host has every page whole
 
 
 class CardRunner(PacedRunner):
-    """Computes on the card's pages, and keeps them as engine/backends/cuda/runner.py does."""
+    """Computes on the card's pages, and keeps them as engine/backends/cuda/runner.py does; with ``copies``, the
+    host's are copies made on demand, of which so many may stay.
+    """
+
+    copies: int | None = None
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        self.card = memoryview(bytearray(b"\xee" * (pages * PAGE)))
+        self.card = memoryview(bytearray(b"\xee" * (pages * self.spec.layout.page_bytes)))
         super().bind(self.card, pages)
-        self.host, self.resident, self.brought = buffer, PageResidency(pages), 0
-        self.mirror = Mirror(self.resident)
+        self.host, self.brought = buffer, 0
+        self.resident: PageResidency | DemandPages = PageResidency(pages)
+        self.mirror: Any = Mirror(self.resident)
+        if self.copies is not None:
+            self.mirror = self.resident = DemandPages(pages, self.copies, self._fetch, self._drop)
+
+    def _fetch(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.host[page * PAGE : (page + 1) * PAGE] = self.card[page * PAGE : (page + 1) * PAGE]
+
+    def _drop(self, page: int) -> None:
+        self.host[page * PAGE : (page + 1) * PAGE] = b"\xdd" * PAGE
 
     def run(self, plan: StepPlan) -> StepResult:
         brought = self.resident.missing(plan.items)
@@ -43,7 +60,7 @@ class CardRunner(PacedRunner):
             self.card[page * PAGE : (page + 1) * PAGE] = self.host[page * PAGE : (page + 1) * PAGE]
         self.brought += len(brought)
         result = super().run(plan)
-        for item in plan.items:
+        for item in plan.items if self.copies is None else ():
             for token in range(item.start, item.start + len(item.tokens)):
                 at = item.pages[token // 16] * PAGE + token % 16 * KV
                 self.host[at : at + KV] = self.card[at : at + KV]
@@ -54,8 +71,9 @@ class CardRunner(PacedRunner):
 class Cards(Bench):
     """Adds an I/O process, played by hand, that may write the card's pages."""
 
-    def __init__(self, pages: int = 64, **limits: Any) -> None:
+    def __init__(self, pages: int = 64, copies: int | None = None, **limits: Any) -> None:
         self.card = CardRunner("test", step_seconds=lambda s: 0.0, **MODEL)
+        self.card.copies = copies
         super().__init__(pages, self.card, **limits)
         assert self.loop.swap is not None
         self.loop.swap._cheaper = lambda size, tokens: True  # type: ignore[method-assign]
@@ -64,7 +82,8 @@ class Cards(Bench):
         rows = list(rows_after(b"", prompt, 0, KV))
         for index in blocks:
             data, at = b"".join(rows[16 * index : 16 * index + 16]), admitted.pages[index] * PAGE
-            self.memory.view()[at : at + len(data)] = data
+            if not card or self.card.copies is None:
+                self.memory.view()[at : at + len(data)] = data
             if card:
                 self.card.card[at : at + len(data)] = data
         self.say(ch.BlocksReceived(admitted.key, 1, tuple(blocks), tuple(blocks) if card else ()))
@@ -107,9 +126,9 @@ def test_a_prefix_that_was_held_is_brought_and_what_landed_behind_it_is_not() ->
     assert bench.card.brought == brought + 4
 
 
-def busy(seed: int, rounds: int = 120) -> None:
+def busy(seed: int, rounds: int = 120, copies: int | None = None) -> None:
     """Local requests and handoffs by card and by host come at random into few pages; some break off, some end."""
-    rng, bench = random.Random(seed), Cards(pages=18)
+    rng, bench = random.Random(seed), Cards(pages=18, copies=copies)
     wanted: dict[int, list[int]] = {}
     open_leases: list[tuple[ch.Admitted, list[int], list[int]]] = []
     for _ in range(rounds):
@@ -158,6 +177,12 @@ def test_answers_are_right_whatever_pages_change_hands(seed: int) -> None:
     busy(seed)
 
 
+@pytest.mark.parametrize("copies", [0, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_answers_are_right_where_the_host_has_copies_on_demand(seed: int, copies: int) -> None:
+    busy(seed, copies=copies)
+
+
 def test_a_block_that_is_said_to_be_on_the_card_and_is_not_gives_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,3 +215,29 @@ def test_pages_of_another_size_tell_the_pages_beneath() -> None:
     assert heard[1][2] == [3, 4, 5]
     assert heard[2] == (7, [6, 7, 8, 0, 1, 2, 3, 4, 5], [0, 1, 2, 6, 7, 8])
     assert heard[1][1] is heard[2][1] is landing[7][1], "one table, which the first step finds again"
+
+
+def test_pages_of_a_handoff_that_was_cancelled_take_no_memory_of_the_host() -> None:
+    cards, prompt = Cards(copies=0), prompt_of(100)
+    admitted = cards.admit(prompt, local=False)
+    cards.say(ch.ReceiveOpened(admitted.key, 1))
+    cards.land(admitted, prompt, range(7), card=False)
+    assert cards.card.mirror.copies == 7
+    cards.say(ch.Cancel(admitted.key, "over"))
+    assert cards.card.mirror.copies == 7, "a stream may still write them"
+    cards.say(ch.ReceiveClosed(admitted.key, 1))
+    assert cards.card.mirror.copies == 0
+    assert cards.at_baseline()
+
+
+def test_wide_pages_count_what_the_host_has_room_for_and_give_back_all_of_theirs() -> None:
+    dropped: list[int] = []
+    narrow = DemandPages(16, 8, lambda pages: None, dropped.append)
+    wide = WideMirror(narrow, 4, {})
+    assert wide.copies_left == 2
+    wide.opened([0, 1, 2])
+    assert wide.copies_left == -1
+    assert wide.freed is not None
+    wide.freed([0, 2])
+    assert (wide.copies_left, dropped) == (1, [0, 1, 2, 3])
+    assert WideMirror(Mirror(PageResidency(4)), 4, {}).freed is None  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.kv.layout import prefix
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.nouns import Sampling
@@ -24,6 +25,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def hinted(side: Side) -> set[bool]:
     return {side.pool.supply.cached._kind[page].hinted for page in side.pool.supply.cached}
+
+
+def test_of_a_prompt_the_blocks_before_a_breakpoint_are_hinted_and_no_others(model: Path) -> None:
+    asked = msgspec.structs.replace(request(prompt_of(100), FEW), retained=True, retained_tokens=50)
+    for side, say in (
+        (Side(model, DecodeLoop), ch.Admit(1, asked, True, 30.0)),
+        (Side(model, PrefillLoop), ch.Prefill(1, asked, 0, ())),
+    ):
+        side.say(say)
+        side.finish(forget=False)
+        if isinstance(say, ch.Prefill):
+            side.say(ch.SendClosed(1))
+        order, blocks = side.pool.supply.cached, side.pool.blocks
+        kinds = [order._kind[blocks.page_of[block]].hinted for block in chain_of(side, asked.token_ids)]
+        assert kinds == [True] * 3 + [False] * 3, "of 50 tokens three blocks are whole"
+
+
+def chain_of(side: Side, tokens: tuple[int, ...]) -> list[bytes]:
+    spec = side.loop.spec
+    return prefix.chain(prefix.root(spec.fingerprint, spec.layout.fidelity), tokens, 16)[: len(tokens) // 16]
 
 
 @pytest.mark.parametrize("retained", [True, False])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from baton.engine.plan import internals_of
+from baton.engine.abilities import internals_of
 from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.drafter import Drafter

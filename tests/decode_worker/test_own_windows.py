@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.abilities import ranks_of
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import ranks_of
 from baton.engine.wide_pages import widened
 from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge
@@ -35,21 +35,23 @@ from tests.decode_worker.states import Pair, Worker
 from tests.decode_worker.test_windows import ANSWER, VOCAB, Side, hand_over, prompt_of, request
 from tests.engine.backends.ranks.threads import on_ranks
 from tests.engine.speculate.oracle import Eager, Oracle
+from tests.kernels.thorough import later
 from tests.worker.test_engine_main import Wire, spec
 
-KINDS = {"gemma3": (0, 29, 29, 29), "gpt_oss": (0, 33, 33)}  # with the windows of their page tables
+# With the windows of their page tables; half of gemma3n's layers read the pages of the others.
+KINDS = {"gemma3": (0, 29, 29, 29), "gpt_oss": (0, 33, 33), "gemma3n": (0, 21, 21)}
 OWN = {"window_pages": "own"}
 LENGTHS = (5, 33, 300)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*list(KINDS)[:2], later("gemma3n")])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def model(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("mixed") / kind, kind)
+    return make(tmp_path_factory.mktemp("mixed") / kind, kind, vocab_size=1013)
 
 
 @pytest.fixture(scope="module")

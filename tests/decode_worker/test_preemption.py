@@ -23,6 +23,7 @@ import pytest
 
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.abilities import adapters_of
 from baton.engine.adapters.reading import read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.backends.paced.adapters import PacedAdapters
@@ -30,7 +31,7 @@ from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.config import EngineConfig
 from baton.engine.grammar.running import Grammars
 from baton.engine.load import load_runner
-from baton.engine.plan import Runner, adapters_of
+from baton.engine.plan import Runner
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.steps.loop import EngineParts
 from baton.kv.memory.host_pages import PageMemory

@@ -186,3 +186,25 @@ def test_torchs_own_ops_and_steps_one_by_one_answer_alike(model, wanted, monkeyp
     none = SimpleNamespace(library=lambda: None, set_threads=lambda count: None)
     monkeypatch.setattr("baton.engine.backends.loading.native", none)
     assert local(Weighing(model, DecodeLoop), 70) == wanted[70]
+
+
+def test_a_preempted_answer_takes_none_of_its_own_blocks_that_the_next_turn_has_cached(model, wanted):
+    length, long = 70, msgspec.structs.replace(ANSWER, max_tokens=80)
+    prompt, alone = prompt_of(length), Weighing(model, DecodeLoop)
+    alone.say(ch.Admit(1, request(prompt, long), True, 30.0))
+    alone.finish()
+    said = alone.tokens(1)
+    side = Weighing(model, DecodeLoop)
+    side.say(ch.Admit(1, request(prompt, long), True, 30.0))
+    while len(side.tokens(1)) < 60:
+        side.loop.turn([])
+    turn = (*prompt, *said[:58], *prompt_of(9, 5))
+    side.say(ch.Admit(2, request(turn, Sampling(temperature=0.0, max_tokens=1)), True, 30.0))
+    while not side.tokens(2):
+        side.loop.turn([])
+    scheduler = side.loop.scheduler
+    scheduler._preempt(next(job for job in scheduler.running if job.sequence.seq == 1))
+    scheduler._resume()
+    assert scheduler.running[0].pages.held <= length // side.pool.block_tokens
+    side.finish(forget=False)
+    assert side.tokens(1) == said

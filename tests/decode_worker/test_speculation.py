@@ -9,10 +9,10 @@ import pytest
 
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.abilities import internals_of
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import internals_of
 from baton.engine.speculate.comparison import Tally
 from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.draft_model import DraftModel

@@ -25,15 +25,16 @@ from baton.protos.nouns import EngineRequest, KvLayout
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 from tests.decode_worker.test_windows import ANSWER, Side, prompt_of, request
+from tests.kernels.thorough import later
 
-KINDS = ("gemma3", "gpt_oss")
+KINDS = ("gemma3", "gpt_oss", later("gemma3n"))
 WAYS = [("shared", "own"), ("own", "shared")]
 LENGTHS = (5, 33, 300)
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("kinds") / str(request.param), str(request.param))
+    return make(tmp_path_factory.mktemp("kinds") / str(request.param), str(request.param), vocab_size=1013)
 
 
 @pytest.fixture(scope="module")

@@ -20,19 +20,34 @@ USUAL = Size(
     apart=0.0,
     disked=0.0,
     drafted=0.0,
+    ahead=0.0,
     chats=0.0,
     paged=0.0,
     pinned=0.0,
     scaled=0.0,
     surfaces=0.0,
+    tensors=0.0,
+    ranked=0.0,
+    floats=0.0,
+    selected=0.0,
+    hosted=0.0,
+    keyed=0.0,
     cancelled_jobs=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
 CHATTING = msgspec.structs.replace(USUAL, http=1.0, chats=0.9)
+AHEAD = msgspec.structs.replace(USUAL, ahead=1.0)
 DRAFTED = msgspec.structs.replace(USUAL, drafted=1.0)
 PINNED = msgspec.structs.replace(USUAL, pinned=1.0, flooded=0.0)
+KEYED = msgspec.structs.replace(USUAL, http=1.0, keyed=1.0, flooded=0.0)
+ENDING = msgspec.structs.replace(USUAL, aimed=1.0, ending=1.0, flooded=0.0)
 SURFACES = msgspec.structs.replace(USUAL, http=1.0, chats=0.5, surfaces=1.0)
+TENSORS = msgspec.structs.replace(USUAL, http=1.0, tensors=1.0)
+RANKED = msgspec.structs.replace(USUAL, http=1.0, ranked=0.5, flooded=0.0)
+FLOATS = msgspec.structs.replace(USUAL, floats=1.0, flooded=0.0)
+SELECTED = msgspec.structs.replace(USUAL, selected=1.0, flooded=0.0)
+ON_HOSTS = msgspec.structs.replace(USUAL, hosted=1.0, flooded=0.0)
 SCALED = msgspec.structs.replace(USUAL, scaled=1.0, flooded=0.0)
 PAGED = msgspec.structs.replace(USUAL, paged=1.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
@@ -137,21 +152,34 @@ BUGS = (
     Bug(
         "pages that were read for others stay pinned",
         "engine/steps/sharing.py",
-        "        lease = self._pins.pop(message.key, None)\n        if lease is not None:\n"
-        "            lease.close()",
-        "        self._pins.pop(message.key, None)",
+        "                self._mirror.let_go(lease.pages)\n            lease.close()",
+        "                self._mirror.let_go(lease.pages)",
     ),
     Bug(
         "a removed sequence keeps its pages",
         "decode_worker/engine/scheduler.py",
-        "                members.remove(job)\n        job.close()",
-        "                members.remove(job)",
+        "        self.drop(job)\n        job.close()",
+        "        self.drop(job)",
+    ),
+    Bug(
+        "a step planned ahead begins at the token that the step before it wrote",
+        "decode_worker/engine/following.py",
+        "    computed = item.start + len(item.tokens)\n",
+        "    computed = item.start + len(item.tokens) - 1\n",
+        size=AHEAD,
+    ),
+    Bug(
+        "what an answer held that ended in flight is never given back",
+        "decode_worker/engine/async_loop.py",
+        "        for key, job in held:\n            super()._let_go(key, job)\n",
+        "",
+        size=AHEAD,
     ),
     Bug(
         "a prompt's pages are never given back after a failed handoff",
         "prefill_worker/engine/loop.py",
-        "        if shipment is not None:\n            shipment.close()\n            shipment.release()",
-        "        if shipment is not None:\n            shipment.close()",
+        "            shipment.close()\n            shipment.release()",
+        "            shipment.close()",
     ),
     Bug(
         "a block is sealed under its neighbour's hash",
@@ -181,8 +209,8 @@ BUGS = (
     Bug(
         "the second choice is drawn with the first one's key",
         "engine/backends/paced/runner.py",
-        'spec.choice.to_bytes(8, "little"))\n    token',
-        '(0).to_bytes(8, "little"))\n    token',
+        'spec.choice.to_bytes(8, "little"))\n    number',
+        '(0).to_bytes(8, "little"))\n    number',
     ),
     Bug(
         "a lease's time is not extended by progress",
@@ -381,6 +409,56 @@ BUGS = (
         size=FLOODED,
     ),
     Bug(
+        "an answer whose grammar was complete as its worker was lost writes on at another one",
+        "prefill_worker/engine/loop.py",
+        "first = job.sequence.late_end() or job.sequence.append(",
+        "first = job.sequence.append(",
+        faults=("kill", "engine_dies", "leave"),
+        size=ENDING,
+    ),
+    Bug(
+        "a revoked key is taken for as long as its router runs",
+        "router/access/keys.py",
+        "if self._clock() - self._looked < LOOK_EVERY_S:",
+        "if True:",
+        size=KEYED,
+    ),
+    Bug(
+        "a key of no known secret is taken for the one whose id it has",
+        "router/access/keys.py",
+        "if entry is None or not matches or entry.revoked:",
+        "if entry is None or entry.revoked:",
+        size=KEYED,
+    ),
+    Bug(
+        "a call over gRPC needs no key",
+        "router/api/access.py",
+        'caller = self._access.gate.identify(metadata.get("authorization"))',
+        "caller = NOBODY",
+        size=msgspec.structs.replace(KEYED, surfaces=1.0),
+    ),
+    Bug(
+        "tenants' keys don't keep their cached blocks apart",
+        "router/access/caller.py",
+        "return self.key.salt + cache_salt if self.key else cache_salt",
+        "return cache_salt",
+        size=KEYED,
+    ),
+    Bug(
+        "a key may use every model",
+        "router/access/keys.py",
+        "return not (adapter and self.adapters) or adapter in self.adapters or adapter == self.adapter",
+        "return True",
+        also=(
+            (
+                "router/access/keys.py",
+                "if self.models and model_id not in self.models and adapter not in self.models:",
+                "if False:",
+            ),
+        ),
+        size=KEYED,
+    ),
+    Bug(
         "a batch job is completed although Redis lost answers",
         "router/api/batch/lane.py",
         "len(good.keys() | bad.keys()) < job.total",
@@ -513,7 +591,7 @@ BUGS = (
     ),
     Bug(
         "a thought that the prompt opened is taken for content",
-        "router/api/openai/prepared_call.py",
+        "router/api/openai/answer_format.py",
         "        return rendered.rstrip().endswith(reasoning.BEGIN)",
         "        return False",
         size=CHATTING,
@@ -600,6 +678,14 @@ BUGS = (
         faults=("leave",),
     ),
     Bug(
+        "an engine that dies while its worker drains goes unnoticed",
+        "worker/server.py",
+        "asyncio.wait((leaving, lost), return_when",
+        "asyncio.wait((leaving,), return_when",
+        size=msgspec.structs.replace(SMALL, aimed=1.0),
+        faults=("leave", "engine_dies"),
+    ),
+    Bug(
         "every chunk of a stream over gRPC has the usage",
         "router/api/grpc/service.py",
         "usage=None if left else _usage(answer)",
@@ -640,5 +726,161 @@ BUGS = (
         "return max(0, room if asked.max_drafts is None else min(room, asked.max_drafts))",
         "return max(0, room)",
         size=DRAFTED,
+    ),
+    Bug(
+        "every part of a stream of tensors is said to be the last",
+        "router/api/open_inference/grpc.py",
+        "response.parameters[FINAL].bool_param = not left",
+        "response.parameters[FINAL].bool_param = True",
+        size=TENSORS,
+    ),
+    Bug(
+        "a prompt in binary begins where the JSON before it began",
+        "router/api/open_inference/rest.py",
+        "await parsed(InferBody, raw[:length]), length, []",
+        "await parsed(InferBody, raw[:length]), 0, []",
+        size=TENSORS,
+    ),
+    Bug(
+        "parameters of a text that is asked as a tensor are forgotten",
+        "router/api/open_inference/rest.py",
+        "return oip.completion_fields(beside | self.parameters)",
+        "return oip.completion_fields(beside)",
+        size=TENSORS,
+    ),
+    Bug(
+        "scores are told in the order in which they come",
+        "router/api/rerank.py",
+        "return [found[at] for at in range(len(generation.prompts))]",
+        "return list(found.values())",
+        size=RANKED,
+    ),
+    Bug(
+        "documents of all tenants share cached blocks",
+        "router/api/rerank.py",
+        'tenant_salt=(self._body.cache_salt or "").encode(),',
+        'tenant_salt=b"",',
+        size=RANKED,
+    ),
+    Bug(
+        "of the tokens that a client names the first alone is told",
+        "protos/convert.py",
+        'fields["logprob_token_ids"] = tuple(pb.logprob_token_ids)',
+        'fields["logprob_token_ids"] = tuple(pb.logprob_token_ids)[:1]',
+        size=RANKED,
+    ),
+    Bug(
+        "an answer goes on where KV is of another fidelity",
+        "router/request/weights.py",
+        "return WeightsId(info.fingerprint, info.layout.fidelity.removesuffix(MARK))",
+        'return WeightsId(info.fingerprint, "")',
+        size=msgspec.structs.replace(FLOATS, aimed=1.0),
+        faults=("kill", "weights", "leave"),
+    ),
+    Bug(
+        "KV that went through a codec is found as exact KV",
+        "kv/layout/prefix.py",
+        "parts = (fingerprint.encode(), fidelity.encode(), adapter.encode(), salt)",
+        'parts = (fingerprint.encode(), b"", adapter.encode(), salt)',
+        size=FLOATS,
+        missed="whoever takes in another worker's blocks, or a disk's, compares whole layouts as well",
+    ),
+    Bug(
+        "a block that comes coded is taken as it is",
+        "decode_worker/io/handoff_sink.py",
+        "            land(coded, page, ours)",
+        "            page[: len(coded)] = coded",
+        size=FLOATS,
+    ),
+    Bug(
+        "a block is sent under the hash of the sender's fidelity",
+        "prefill_worker/io/service.py",
+        "root = prefix.root(self._sender.fingerprint, theirs.fidelity, request.adapter_id, request.tenant_salt)",
+        "root = prefix.root(self._sender.fingerprint, ours.fidelity, request.adapter_id, request.tenant_salt)",
+        size=FLOATS,
+    ),
+    Bug(
+        "blocks that a prompt's end selects are kept in the order of their scores",
+        "kv/layout/selection.py",
+        "return sorted(best[: self.slots])",
+        "return best[: self.slots]",
+        size=SELECTED,
+    ),
+    Bug(
+        "an answer that goes on elsewhere selects anew by its own tokens",
+        "kv/layout/selection.py",
+        "return len(request.token_ids) if whole else request.prompt_tokens",
+        "return len(request.token_ids)",
+        size=msgspec.structs.replace(SELECTED, aimed=1.0),
+        faults=("kill", "leave"),
+    ),
+    Bug(
+        "attention sinks are not sent",
+        "prefill_worker/io/service.py",
+        "unseen = range(sunk_blocks(theirs), first_seen(",
+        "unseen = range(0, first_seen(",
+        size=SELECTED,
+    ),
+    Bug(
+        "other hosts of a worker's ranks are not told of a Rearm",
+        "decode_worker/io/host_intake.py",
+        "            self._order(RearmLease(key, epoch, tuple(sorted(found.complete))))",
+        "            pass",
+        size=msgspec.structs.replace(ON_HOSTS, aimed=1.0),
+        faults=("kill", "leave", "engine_dies"),
+    ),
+    Bug(
+        "a router hears of a lease before every host of the ranks knows of it",
+        "decode_worker/io/service.py",
+        "            self._intake.when_known(entry.key, reply)",
+        "            reply()",
+        size=ON_HOSTS,
+        missed="a handoff that comes too early to another host is refused there, and is tried again",
+    ),
+    Bug(
+        "pages of a lease that ended are given back before other hosts write them no more",
+        "decode_worker/io/host_intake.py",
+        "        self._after_all(partial(self._ended, key))",
+        "        self._ended(key)",
+        size=msgspec.structs.replace(ON_HOSTS, aimed=1.0, requests=30, seconds=6.0, workers=2),
+        faults=("cut",),
+        missed="a frame has to reach the other host after its page is leased anew, and before the word of the end",
+    ),
+    Bug(
+        "a page that is leased anew is still taken for one that came in parts",
+        "engine/backends/ranks/host_pages.py",
+        "        self._divided.difference_update(pages)\n        self._brought",
+        "        self._brought",
+        size=ON_HOSTS,
+    ),
+    Bug(
+        "what only another host has of a page isn't brought before others read it",
+        "engine/backends/ranks/host_pages.py",
+        "            self._bring(wanted[first : first + AT_ONCE], self._missed)",
+        "            pass",
+        size=msgspec.structs.replace(ON_HOSTS, crowded=1.0, requests=24, workers=2),
+    ),
+    Bug(
+        "a handoff is taken over once the lead's host has all of its parts",
+        "decode_worker/io/divided_lease.py",
+        "        if len(self._commits) < len(self._had):",
+        "        if 0 not in self._commits:",
+        size=ON_HOSTS,
+    ),
+    Bug(
+        "a block counts once one host has its part of it",
+        "decode_worker/io/divided_lease.py",
+        "if all(block in had for had in self._had)]",
+        "if any(block in had for had in self._had)]",
+        size=msgspec.structs.replace(ON_HOSTS, aimed=1.0),
+        faults=("kill", "leave", "engine_dies", "host_dies", "cut"),
+    ),
+    Bug(
+        "nothing is said to another host of a worker's ranks",
+        "worker/server.py",
+        "        return await self.receivers.run()",
+        "        return await asyncio.get_running_loop().create_future()",
+        size=msgspec.structs.replace(ON_HOSTS, seconds=8.0),
+        faults=("cut", "break", "half_open"),
     ),
 )

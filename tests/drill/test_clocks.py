@@ -7,8 +7,10 @@ import random
 import time
 
 import msgspec
+import pytest
 
 from baton.drill.draw import draw
+from baton.drill.language.oracle import Sight
 from baton.drill.loop import SeededLoop
 from baton.drill.run import end_loop
 from baton.drill.scenario import Size
@@ -27,14 +29,18 @@ class Walked(World):
     def _at_rest(self) -> None:
         roots: dict[str, object] = {router.name: router.parts for router in self.routers}
         roots |= {slot: worker.life and worker.life.runtime for slot, worker in self.workers.items()}
+        roots |= {f"{slot}'s host": worker.life and worker.life.far for slot, worker in self.workers.items()}
         self.real = tuple(path for path, thing in reached(roots) if any(thing is one for one in REAL))
         super()._at_rest()
 
 
-def test_no_part_of_a_simulated_cluster_asks_the_machines_clock_or_randomness() -> None:
+@pytest.mark.parametrize(
+    "fields", [{"controller": True, "tier_pages": 30}, {"host_counts": (2,), "sight": Sight(divided=True)}]
+)
+def test_no_part_of_a_simulated_cluster_asks_the_machines_clock_or_randomness(fields: dict[str, object]) -> None:
     quiet = draw(21, Size(workers=1, requests=1, kinds=()))
     loop = SeededLoop(random.Random(1))
-    world = Walked(msgspec.structs.replace(quiet, controller=True, tier_pages=30, batches=()), Story(False), loop)
+    world = Walked(msgspec.structs.replace(quiet, batches=(), **fields), Story(False), loop)
     try:
         loop.run_until_complete(world.run())
     finally:

@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+import numpy as np
 import pytest
 
 from baton.drill.checks import chat
 from baton.drill.checks.text import AnswerText
 from baton.drill.draw import draw
+from baton.drill.language.oracle import Sight, attended, seen
+from baton.drill.models.float_pages import FloatRunner, float_layout
+from baton.drill.models.runner import Timing
 from baton.drill.run import play
-from baton.drill.scenario import Request, Size
+from baton.drill.scenario import PageKind, Request, Size
+from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.speculate.draft import Draft, SequenceView
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.states import SequenceStates
+from baton.kv.layout import bridge
+from baton.kv.layout.bridge import with_codec
+from baton.kv.layout.selection import PromptSelection
 from baton.kv.layout.table_bridge import TableBridge
 
 ALL = Size(http=1.0, chats=0.8, drafted=1.0, paged=1.0, faults=0)
@@ -52,6 +61,83 @@ def test_drafts_stand_chats_call_tools_and_pages_are_converted(monkeypatch: pyte
     assert verdict.held, verdict.violations
     wanted = ("accepted", "rejected", "divided", "joined", "thoughts", "calls", "contents")
     assert all(seen[what] for what in wanted), seen
+
+
+def test_kv_of_floats_is_handed_over_in_several_dtypes_and_codecs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, encode, convert = set[str](), bridge.encode, bridge.from_float32
+
+    def encoded(codec: str, *rest: object) -> bytes:
+        seen.add(codec)
+        return encode(codec, *rest)  # type: ignore[arg-type]
+
+    def converted(values: np.ndarray, dtype: str) -> np.ndarray:
+        seen.add(dtype)
+        return convert(values, dtype)
+
+    monkeypatch.setattr(bridge, "encode", encoded)
+    monkeypatch.setattr(bridge, "from_float32", converted)
+    kinds = (
+        ("float32", "none"),
+        ("bfloat16", "int8"),
+        ("float16", "fp8"),
+        ("float32", "int4"),
+        ("float16", "none"),
+    )
+    drawn = msgspec.structs.replace(
+        draw(5, Size(paged=0.0, faults=0, scaled=0.0, requests=12, flooded=0.0)),
+        decode=4, local_max=0, policy="round_robin",
+        page_kinds=tuple(PageKind(dtype=dtype, codec=codec or "none") for dtype, codec in kinds),
+    )  # fmt: skip
+    verdict = play(drawn)
+    assert verdict.held, verdict.violations
+    assert seen == {"int8", "fp8", "int4", "bfloat16", "float16", "float32"}
+
+
+@pytest.mark.parametrize(("taken", "told"), [("none", 1), ("int8", 0)])
+def test_kv_that_was_coded_is_seen_by_who_takes_in_nothing_coded(taken: str, told: int) -> None:
+    said = list[str]()
+    runner = FloatRunner(
+        "m",
+        PageKind(dtype="bfloat16", codec=taken),
+        said.append,
+        Timing(lambda _: 0.0, lambda _: None, lambda: 0.0),
+        None,
+    )
+    layout = runner.spec.layout
+    memory = memoryview(bytearray(layout.page_bytes))
+    runner.bind(memory, 1)
+    runner.run(StepPlan((SequenceStep(0, (7, 8, 9), 0, (0,)),)))
+    coded = with_codec(float_layout(PageKind(dtype="bfloat16")), "int8")
+    bridge.land(bridge.Bridge(float_layout(PageKind(dtype="bfloat16")), coded).convert(memory), memory, coded)
+    runner.run(StepPlan((SequenceStep(0, (10,), 3, (0,)),)))
+    assert len(set(said)) == told
+
+
+def test_prompts_ends_select_what_answers_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, original = list[int](), PromptSelection.chosen
+
+    def chosen(self: PromptSelection, scores: Sequence[float]) -> list[int]:
+        kept.append(len(scores) - self.slots)
+        return original(self, scores)
+
+    monkeypatch.setattr(PromptSelection, "chosen", chosen)
+    drawn = draw(5, Size(paged=0.0, floats=0.0, faults=0, requests=12, flooded=0.0))
+    verdict = play(msgspec.structs.replace(drawn, sight=Sight(selected="snapkv:48,window:32")))
+    assert verdict.held, verdict.violations
+    assert any(dropped > 0 for dropped in kept)
+
+
+def test_what_a_selection_sees_is_told_by_hand() -> None:
+    rows = [bytes([at]) for at in range(80)]
+    assert seen(rows, 70, Sight(selected="sinks:16,window:32")) == [*range(16), *range(32, 80)]
+    assert seen(rows[:50], 40, Sight(selected="sinks:0,window:16")) == [*range(32, 50)]
+    by_score = sorted(range(2), key=lambda run: -attended(rows[16 * run + 15], rows[63]))
+    best = by_score[0]
+    assert seen(rows[:70], 64, Sight(selected="snapkv:48,window:32")) == [
+        *range(16 * best, 16 * best + 16),
+        *range(32, 70),
+    ]
+    assert seen(rows[:64], 64, Sight(selected="snapkv:48,window:32")) == [*range(64)]
 
 
 def test_recurrent_states_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,11 +269,15 @@ def test_without_memory_a_client_sends_empty_messages_and_reads_none_and_a_serve
 
     async def work(network: Network, echo: Echo, channel: Channel) -> None:
         network.memory.short("client", True)
-        stream = channel.stream_stream("/echo/Many")()
+        stream = channel.stream_stream("/echo/Many", bytes, bytes)()
         await stream.write(b"lost")
         assert await stream.read() is None
         assert echo.heard == [b""]
         stream.cancel()
+        plain = channel.stream_stream("/echo/Many")()
+        await plain.write(b"as it is")
+        assert await plain.read() == 2 * b"as it is"
+        plain.cancel()
         network.memory.short("client", False)
         network.memory.short("server", True)
         with pytest.raises(grpc.aio.AioRpcError, match="MemoryError") as failed:

@@ -245,6 +245,24 @@ def test_what_the_only_decode_worker_had_waits_for_its_successor_or_is_told_that
     assert verdict.answered + verdict.failed == 12
 
 
+def test_a_worker_whose_engine_dies_as_it_drains_says_so_at_once() -> None:
+    scenario = one_of_each(3, Fault("leave", 0.5, "decode-0"), Fault("engine_dies", 0.7, "decode-0"))
+    verdict = play(msgspec.structs.replace(scenario, step_s=0.1), keep_story=True)  # it has much to finish
+    assert verdict.held, verdict.violations
+    assert any("decode-0" in line and "ended: its engine died" in line for line in verdict.lines)
+
+
+def test_engines_die_in_some_of_the_drains() -> None:
+    def told(faults: tuple[Fault, ...]) -> set[tuple[object, ...]]:
+        return {(f.target, f.aim, f.request, f.seconds) for f in faults}
+
+    both = []
+    for seed in range(60):
+        by_kind = {kind: [f for f in draw(seed).faults if f.kind == kind] for kind in ("leave", "engine_dies")}
+        both.append(told(tuple(by_kind["leave"])) & told(tuple(by_kind["engine_dies"])))
+    assert 0 < sum(map(bool, both)) < 40
+
+
 def test_the_first_violation_ends_a_run_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = draw(21, Size(workers=1, requests=5, kinds=()))
     monkeypatch.setattr(oracle, "answer", lambda prompt, sampling, choice: ([-1], "stop"))
@@ -339,10 +357,12 @@ def _digest_with(hash_seed: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
+        "complete_as_it_moved",  # seed 55510003: an answer whose grammar was complete wrote on at another worker
         "leased_behind_waiting",  # seed 8200056: a second prefill waited for those who wait for its seat
         "lease_without_reader",  # seed 912880069: a second prefill was left to the decode worker
         "prefix_before_a_prompt",  # a pinned prefix kept a long prompt from starting, and all others behind it
         "prefix_before_an_answer",  # the same on a decode worker
+        "store_late_for_a_crowd",  # seed 881230128: a late store made requests seem to wait
         "unreadable_reply",  # seed 234053315: a transport's answer that couldn't be read was a TypeError
     ],
 )

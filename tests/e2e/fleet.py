@@ -148,7 +148,10 @@ class Fleet(fleet.Fleet):
         wait_for(lambda: asyncio.run(self._indexed(slot, prompt)) >= tokens, UP_S, f"{slot} in the index")
 
     async def _indexed(self, slot: str, prompt: list[int]) -> int:
-        entry, redis = (await self._roster())[slot], connect(self.config.redis.url)
+        entry = (await self._roster()).get(slot)
+        if entry is None:
+            return 0  # its last beat was late
+        redis = connect(self.config.redis.url)
         layout = entry.info.layout
         root = prefix.root(entry.info.fingerprint, layout.fidelity)
         hashes = prefix.block_hashes(root, tuple(prompt), layout.block_tokens)

@@ -11,13 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.engine.config import EngineConfig
-from baton.engine.load import load_runner
 from baton.kernels.cuda import build, library
-from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
-from tests.conformance.drive import Driver
-from tests.e2e.fleet import Fleet
+from tests.e2e.fleet import Fleet, wait_for
 from tests.kernels.compilers import needs_compiler
 from tests.kv.transport.rigs import required_driver
 
@@ -43,29 +39,33 @@ def asked(fleet: Fleet, prompt: list[int]) -> list[int]:
     return reply.json()["choices"][0]["token_ids"]
 
 
+def landed(fleet: Fleet) -> list[int]:
+    """Returns how many blocks landed on the decode worker's card by each stream that has ended, ascending."""
+    return sorted(map(int, re.findall(r"(\d+) blocks landed on the card", fleet.log("decode-0", 1 << 20))))
+
+
 @pytest.mark.thorough
+@pytest.mark.parametrize("mirror", ["whole", "demand"])
 def test_kv_goes_from_one_engines_card_to_the_others_and_answers_are_those_of_one_engine(
-    card: None, tmp_path: Path
+    card: None, tmp_path: Path, mirror: str
 ) -> None:
     model = make(tmp_path / "model", "llama2", tokenizer=True, **SHAPE)
-    alone = Driver(load_runner(EngineConfig(str(model), dtype="bfloat16", threads=1)), pages=32, chunk=64)
-    worker = {"model": str(model), "device": "cuda", "pages": 48, "dtype": "bfloat16"}
+    worker = {"model": str(model), "device": "cuda", "pages": 48, "dtype": "bfloat16", "kv_mirror": mirror}
     worker |= {"kv_transport": "cuda_ipc"}  # by name: on the shim a preflight finds shm quicker
     router = {"local_prefill_max_tokens": 0}
     prompts = [[3 + i * 7 % 190 for i in range(70)], [3 + i * 11 % 190 for i in range(33)]]
     prompts.append([*prompts[0], *prompts[1]])  # its first blocks are cached at both
-    greedy = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     told = {"log_level": "debug"}
+    with Fleet(prefill=0, colocated=True, worker=worker) as alone:
+        wanted = [asked(alone, prompt) for prompt in prompts]
     with Fleet(prefill=1, decode=1, worker=worker, router=router, telemetry=told) as fleet:
-        for prompt in prompts:
-            assert asked(fleet, prompt) == alone.answer([prompt], greedy)[0]
+        assert [asked(fleet, prompt) for prompt in prompts] == wanted
         said = fleet.log("prefill-0", 1 << 20)
         assert re.search(r"KV to decode-0: cuda_ipc, \d", said)
+        assert ("on the host while somebody reads them" in said) == (mirror == "demand")
         for log in (said, fleet.log("decode-0", 1 << 20)):
             assert "not shared" not in log
             assert "not from the card" not in log
-        landed = re.findall(r"(\d+) blocks landed on the card", fleet.log("decode-0", 1 << 20))
-        assert sorted(map(int, landed)) == [0, 3, 3, 5], (
-            "a preflight's none, and what each prompt had beyond its prefix"
-        )
+        whole = "a preflight's no blocks, and what each prompt had beyond its prefix"
+        wait_for(lambda: landed(fleet) == [0, 3, 3, 5], what=f"{whole} landing on the card")
         fleet.wait_for_baseline()

@@ -3,10 +3,12 @@
 import os
 import re
 import signal
+import time
 
 import httpx
 import pytest
 
+from baton.cluster.store.patience import REST_S
 from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
@@ -63,11 +65,18 @@ def held_by_one(fleet: Fleet, seed: int) -> tuple[list[int], str]:
 
 
 def test_the_next_prefill_worker_fetches_what_another_worker_holds(fleet):
-    head, holder = held_by_one(fleet, 1)
-    before = fetched(fleet)
-    asked = [ask(fleet, [*head, *fleet.oracle.prompt(2 + turn, 40)]) for turn in range(2)]
-    assert sorted(asked) == [(PROMPT, slot) for slot in SLOTS]  # round robin: both have their turn
-    took = {slot: count - before[slot] for slot, count in fetched(fleet).items()}
+    """One of three prompts suffices, because a router on a busy machine doesn't wait for the index, and then lets
+    it rest.
+    """
+    for seed in (1, 21, 31):
+        head, holder = held_by_one(fleet, seed)
+        before = fetched(fleet)
+        asked = [ask(fleet, [*head, *fleet.oracle.prompt(seed + turn, 40)]) for turn in (1, 2)]
+        took = {slot: count - before[slot] for slot, count in fetched(fleet).items()}
+        if sorted(asked) == [(PROMPT, slot) for slot in SLOTS]:  # round robin: both have their turn
+            break
+        time.sleep(REST_S)
+    assert sorted(asked) == [(PROMPT, slot) for slot in SLOTS]
     assert took == {slot: 0 if slot == holder else BLOCKS for slot in SLOTS}
     fleet.wait_for_baseline()
 

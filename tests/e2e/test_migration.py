@@ -69,6 +69,14 @@ async def test_a_kill_mid_stream_costs_a_pause_and_not_a_token(paced, kind):
         ("bamba", 1003),
         ("jamba", 331),
         ("deepseek_v3", 1003),
+        ("gemma3n", 331),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in (
+                *(("gemma2", 1003), ("phi3", 1021), ("olmo2", 1009), ("llama4", 331)),
+                *(("qwen3_5", 1009), ("deepseek_v2", 1024)),
+            )
+        ),
     ],
 )
 async def test_answers_over_windows_sinks_latents_and_states_move_to_the_token(tmp_path, family, vocab):

@@ -20,6 +20,7 @@ from tests.engine.backends.ranks.threads import SharedDriver
 from tests.kernels.thorough import first_now
 from tests.tls.papers import authority
 
+RECEIVED = "baton_kv_received_bytes_total"
 ROWS = "baton_expert_rows_total"
 PREFILL_FIRST = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
 
@@ -101,7 +102,8 @@ def test_experts_on_two_ranks_send_to_columns_on_three_and_say_what_they_did(tmp
     with Fleet(1, 1, cluster=widths, worker=worker, router=PREFILL_FIRST) as fleet:
         assert [len(followers(fleet, f"{role}-0")) + 1 for role in ("prefill", "decode")] == [2, 3]
         assert ask(fleet, tokens, 20)[0] == one_rank(tokens, 20, str(model))
-        wait_for(lambda: fleet.metric("prefill-0", ROWS) == 150 * 2 * 2, what="every row, layer and chosen expert")
+        rows = 150 + 1  # of the last layer the one that chooses a token
+        wait_for(lambda: fleet.metric("prefill-0", ROWS) == rows * 2, what="every layer's rows and chosen experts")
         wait_for(lambda: fleet.metric("decode-0", ROWS) == 19 * 2 * 2, what="a row for each token but the first")
         for first in range(3, 9):  # rows of one token go to the same experts
             same = [first, *[77] * 800]
@@ -141,7 +143,9 @@ def test_workers_of_two_hosts_each_hand_off_answer_as_one_rank_and_survive_a_ran
             assert len(children(agent)) == 2
             answer, _ = ask(fleet, tokens, 40)
             assert answer == one_rank(tokens, 40)
-            assert "KV to decode-0: " in (tmp_path / "log").read_text(), "the other host has sent its own part"
+            require_way(tmp_path / "log")
+            wait_for(lambda: fleet.metric("decode-0", RECEIVED) > 0, what="a report of what came")
+            require_own_halves(fleet)
             more = [*tokens, *answer, *prompt(2, 30)]
             again, cached = ask(fleet, more, 20)
             assert again == one_rank(more, 20)
@@ -157,6 +161,88 @@ def test_workers_of_two_hosts_each_hand_off_answer_as_one_rank_and_survive_a_ran
         wait_for(lambda: not children(agent), what="the end of the other host's ranks")
 
 
+@pytest.mark.thorough  # backends/ranks/test_divided_pages.py holds such pages without a cluster
+@pytest.mark.parametrize("widths", [{"tp": 2}, {"pp": 2}], ids=str)
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_next"])
+def test_each_host_ships_its_own_part_of_pages_of_windows_and_of_recurrent_states(
+    tmp_path: Path, kind: str, widths: dict[str, int]
+) -> None:
+    turns = {} if kind == "gpt_oss" else {"layer_types": ["linear_attention", "full_attention"] * 2}
+    model = str(make(tmp_path / "model", kind, tokenizer=True, num_hidden_layers=4, **turns))
+    tokens = [at * at % 200 + 3 for at in range(150)]
+    with other_host(tmp_path / "log") as (address, _):
+        worker = {"model": model, "rank_hosts": [address], **widths}
+        with Fleet(1, 1, worker=worker, router=PREFILL_FIRST) as fleet:
+            answer, _ = ask(fleet, tokens, 40)
+            assert answer == one_rank(tokens, 40, model)
+            require_way(tmp_path / "log")
+            wait_for(lambda: fleet.metric("decode-0", RECEIVED) > 0, what="a report of what came")
+            require_own_halves(fleet)
+            more = [*tokens, *answer, *tokens[:30]]
+            assert ask(fleet, more, 20)[0] == one_rank(more, 20, model)
+            fleet.wait_for_baseline()
+
+
+def require_way(log: Path) -> None:
+    """Waits until the other host has a way to the decode worker; first handoffs may have gone without it."""
+    wait_for(lambda: "KV to decode-0: " in log.read_text(), what="the other host's way to the decode worker")
+
+
+def require_own_halves(fleet: Fleet) -> None:
+    """Asserts that the decode worker's two hosts each took what their ranks read, half of every page."""
+    found = dict[str, float]()
+    text = httpx.get(f"http://{fleet.record('decode-0').metrics_address}/metrics", timeout=60).text
+    for line in text.splitlines():
+        if line.startswith(RECEIVED + "{"):
+            found[line.partition('host="')[2].partition('"')[0]] = float(line.rpartition(" ")[2])
+    assert len(found) == 2, found
+    assert found.pop("lead") == next(iter(found.values())) > 0
+
+
+@pytest.mark.thorough
+def test_a_decode_worker_of_two_hosts_that_drains_takes_over_what_is_on_its_way(tmp_path: Path) -> None:
+    with other_host(tmp_path / "log") as (address, _), ThreadPoolExecutor(1) as threads:
+        worker = {"model": DRAFT, "pp": 2, "rank_hosts": [address], "prefill_chunk_tokens": 16}
+        with Fleet(1, 1, worker=worker, router=PREFILL_FIRST) as fleet:
+            before = fleet.record("decode-0")
+            tokens, asked = until_it_runs(threads, fleet, "prefill-0", 30)
+            os.kill(before.pid, signal.SIGTERM)
+            wait_for(lambda: asked.done() or gone(before.pid), what="the answer, or the end of its worker")
+            assert asked.done(), "no other worker has to compute it"
+            assert asked.result()[0] == one_rank(tokens, 30)
+            fleet.wait_for_return("decode-0", before.incarnation)
+
+
+def kv_process(session: int) -> int:
+    """The process that sends and receives KV beside the ranks of a session of ``baton ranks``."""
+    (found,) = [
+        pid for pid in children(session) if b"rank_sender" in Path("/proc", str(pid), "cmdline").read_bytes()
+    ]
+    return found
+
+
+@pytest.mark.thorough  # tests/worker/test_rank_receiver_process.py holds it without a cluster
+def test_hosts_whose_kv_processes_die_end_their_workers_and_no_answer_is_wrong(tmp_path: Path) -> None:
+    with other_host(tmp_path / "log") as (address, agent), ThreadPoolExecutor(1) as threads:
+        worker = {"model": DRAFT, "pp": 2, "rank_hosts": [address], "prefill_chunk_tokens": 64}
+        with Fleet(1, 1, worker=worker, router=PREFILL_FIRST) as fleet:
+            assert ask(fleet, prompt(1, 200), 5)[0] == one_rank(prompt(1, 200), 5)
+            before, sessions = fleet.record("decode-0"), children(agent)
+            tokens, asked = until_it_runs(threads, fleet, "prefill-0", 30)
+            for session in sessions:  # of both workers
+                os.kill(kv_process(session), signal.SIGKILL)
+            expected = one_rank(tokens, 30)
+            fleet.wait_for_return("decode-0", before.incarnation)
+            wait_for(lambda: not {*children(agent)} & {*sessions}, what="the end of the other host's processes")
+            assert "KV sender of rank 1's host ended by itself (signal 9)" in fleet.log("decode-0")
+            if (ended := asked.exception()) is None:
+                assert asked.result()[0] == expected
+            else:  # both workers were gone for a while: it may have ended by that, in words
+                assert "worker" in str(ended)
+            assert ask(fleet, tokens, 30)[0] == expected
+            fleet.wait_for_baseline()
+
+
 @pytest.mark.thorough  # hosts/test_secured.py holds it without a cluster
 def test_workers_of_two_hosts_answer_as_one_rank_in_a_cluster_that_encrypts(tmp_path: Path) -> None:
     tokens, folder = prompt(1, 200), str(authority().folder)
@@ -170,7 +256,7 @@ def test_workers_of_two_hosts_answer_as_one_rank_in_a_cluster_that_encrypts(tmp_
             reply = httpx.post(url, json=wanted, timeout=120, verify=context)
             assert reply.status_code == 200, reply.text
             assert reply.json()["choices"][0]["token_ids"] == one_rank(tokens, 30)
-            assert "KV to decode-0: " in (tmp_path / "log").read_text(), "the other host has sent its own part"
+            require_way(tmp_path / "log")
 
 
 def until_it_runs(

@@ -18,8 +18,11 @@ from typer.testing import CliRunner
 from baton.cluster.served_model import DEMO
 from baton.console.main import app
 from baton.process.processes import wait_exit
+from tests.e2e.fleet import DRAFT
+from tests.e2e.test_ranks import one_rank, prompt
 
-PACED = ("--device", "paced:zero", "--prefill", "1", "--decode", "1", "--port", "0", "--grpc-port", "0")
+PORTS = ("--port", "0", "--grpc-port", "0")
+PACED = ("--device", "paced:zero", "--prefill", "1", "--decode", "1", *PORTS)
 
 
 class Serving:
@@ -86,6 +89,13 @@ def _name(pid: int) -> str:
         return ""
 
 
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended since
+        return 0
+
+
 def _descendants(pid: int) -> list[int]:
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -112,8 +122,9 @@ def serve() -> Iterator[Callable[..., Serving]]:
                 serving.process.wait()
 
 
-def complete(url: str, prompt: list[int], tokens: int = 8) -> dict:
-    body = {"model": "zero", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "return_token_ids": True}
+def complete(url: str, prompt: list[int], tokens: int = 8, model: str = "zero") -> dict:
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "return_token_ids": True}
+    body |= {"ignore_eos": True, "repetition_penalty": 1.0}  # a model may come with a penalty of its own
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
@@ -207,6 +218,30 @@ def test_a_model_that_no_engine_knows_is_refused_before_anything_is_started(
     shutil.copy(DEMO / "tokenizer.json", tmp_path)
     serving = serve("--model", str(tmp_path), "--port", "0", "--grpc-port", "0")
     assert "nosuch" in serving.until(r"error: .*").group(0)
+    assert serving.process.wait(90) == 1
+    assert not any("redis" in line for line in serving.lines)
+
+
+@pytest.mark.thorough  # without Ray and flags: tests/e2e/test_ranks.py
+@pytest.mark.parametrize("flags", [("--tp", "2"), ("--prefill-tp", "2", "--decode-tp", "1")], ids=" ".join)
+def test_flags_share_a_model_among_ranks_that_answer_as_one_and_are_gone_with_it(
+    serve: Callable[..., Serving], flags: tuple[str, ...]
+) -> None:
+    serving = serve("--model", DRAFT, "--prefill", "1", "--decode", "1", *flags, *PORTS)
+    serving.until_ready()
+    answer = complete(serving.url, prompt(1, 150), 30, Path(DRAFT).name)["choices"][0]["token_ids"]
+    assert answer == one_rank(prompt(1, 150), 30)
+    family = serving.family()
+    others = [pid for pid, text in _commands().items() if "backends.ranks" in text and _parent(pid) in family]
+    assert len(others) == (2 if flags[0] == "--tp" else 1), "one beside the lead of each worker of two"
+    assert serving.end(signal.SIGINT) == 0
+    assert [pid for pid in (*family, *others) if not wait_exit(pid, 60.0)] == []
+
+
+@pytest.mark.thorough  # tests/launch/test_servable.py holds more of them in one process
+def test_a_width_that_cannot_be_is_refused_before_anything_is_started(serve: Callable[..., Serving]) -> None:
+    serving = serve("--model", DRAFT, "--tp", "5", *PORTS)
+    assert "tp is 5, and the model has 4 attention heads; use 1 to 4" in serving.until(r"error: .*").group(0)
     assert serving.process.wait(90) == 1
     assert not any("redis" in line for line in serving.lines)
 

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from baton.kernels.abi import native
@@ -40,6 +41,28 @@ async def asked(client: httpx.AsyncClient, url: str, **fields: Any) -> tuple[lis
     return [text, ids], events[-1]["usage"]
 
 
+async def batched(url: str, kinds: list[dict[str, Any]]) -> list[list[Any]]:
+    """The choices of a batch job with a line for each kind."""
+    body = {"prompt": PROMPT, "max_tokens": 48, "return_token_ids": True, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": body | kind}
+        for at, kind in enumerate(kinds)
+    ]
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        content = "\n".join(map(json.dumps, lines)).encode()
+        file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+        job = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        async with asyncio.timeout(200.0):
+            while (job := await client.batches.retrieve(job.id)).status != "completed":
+                await asyncio.sleep(0.1)
+        assert job.output_file_id is not None
+        answered = map(json.loads, (await client.files.content(job.output_file_id)).text.splitlines())
+    found = {line["custom_id"]: line["response"]["body"]["choices"] for line in answered}
+    return [found[str(at)] for at in range(len(kinds))]
+
+
 async def drafted_answer(client: httpx.AsyncClient, url: str, **fields: Any) -> tuple[list[Any], dict[str, Any]]:
     """Asks again until a draft was accepted: whether to draft is decided by times, which a busy machine blurs."""
     async with asyncio.timeout(200.0):
@@ -62,12 +85,16 @@ async def test_answers_are_the_same_with_drafts_and_usage_tells_of_them() -> Non
             expected = {"type": "content", "content": plain[0][0][0]["text"]}
             first = await drafted_answer(client, f.url, **KINDS[0], prediction=expected)
             drafted = await asyncio.gather(*(asked(client, f.url, **kind) for kind in KINDS))
+        in_a_batch = await batched(f.url, [kind for kind in KINDS if not kind.get("stream")])
         f.wait_for_baseline()
     assert first[0] == plain[0][0]
     details = first[1]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0
     assert details["accepted_prediction_tokens"] < first[1]["completion_tokens"]
     assert [choices for choices, _ in drafted] == [choices for choices, _ in plain]
+    assert in_a_batch == [
+        choices for kind, (choices, _) in zip(KINDS, plain, strict=True) if not kind.get("stream")
+    ]
     assert not any("completion_tokens_details" in usage for _, usage in plain)
 
 

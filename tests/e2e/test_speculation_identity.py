@@ -1,9 +1,9 @@
 """Answers of every kind through a whole cluster with drafts are what one colocated worker gives without any.
 
-``make identity`` asks 10,000 requests (or BATON_IDENTITY of them, from seed BATON_IDENTITY_SEED on): of one prefill
-and one decode worker, and of two decode workers of which one is killed again and again, so that answers migrate;
-each with look-ups, and with a draft model beside them. Pages are few, so that answers are preempted. The engine's
-loop alone: ``tests/decode_worker/test_identity.py``.
+``make identity`` asks 10,000 requests (or BATON_IDENTITY of them, from seed BATON_IDENTITY_SEED on): of a colocated
+worker, of one prefill and one decode worker, and of two decode workers of which one is killed again and again, so
+that answers migrate; each with look-ups, and with a draft model beside them. Pages are few, so that answers are
+preempted. The engine's loop alone: ``tests/decode_worker/test_identity.py``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="no native kernels here"),
 ]
 
-CLUSTERS = 4  # among which requests are shared out
+# Clusters by name: workers that only read prompts, others, and pages of each of these, fewer than requests take.
+CLUSTERS = {"colocated": (0, 1, 40), "1P1D": (1, 1, 40), "1P2D-kills": (1, 2, 28)}
+SPECULATIONS = {"auto": "auto", "draft": f"auto+draft:{DRAFT}"}
+CASES = [(cluster, speculation) for cluster in CLUSTERS for speculation in SPECULATIONS]
 AT_ONCE = 24  # requests at a time
 KILL_EVERY = 60  # answers between two kills
-PAGES = 60  # of a decode worker: fewer than these requests take
 MAX_TOKENS = 40
 LATE_S = 200.0
 NEARLY = 1e-3  # of logprobs: a row that was read in a chunk is summed in another order than one decoded alone
@@ -166,18 +168,19 @@ def compare(bodies: dict[int, dict[str, Any]], plain: dict[int, Whole], drafted:
             assert drafted[seed].logprobs[choice] == pytest.approx(logprobs, abs=NEARLY), told
 
 
-@pytest.mark.parametrize("decode", [1, 2])
-@pytest.mark.parametrize("speculation", ["auto", f"auto+draft:{DRAFT}"], ids=["auto", "draft"])
+@pytest.mark.parametrize(("cluster", "speculation"), CASES)
 async def test_answers_with_drafts_through_a_cluster_are_those_of_one_worker_without(
-    speculation: str, decode: int
+    cluster: str, speculation: str
 ) -> None:
-    count = int(os.environ.get("BATON_IDENTITY", "10000")) // CLUSTERS
-    first = int(os.environ.get("BATON_IDENTITY_SEED", "100")) + count * (2 * decode + (speculation != "auto"))
+    count = int(os.environ.get("BATON_IDENTITY", "10000")) // len(CASES)
+    first = int(os.environ.get("BATON_IDENTITY_SEED", "100")) + count * CASES.index((cluster, speculation))
     bodies = {seed: body_of(seed) for seed in range(first, first + count)}
     with Fleet(0, 1, colocated=True, worker={"model": str(DEMO), "speculation": "none"}) as fleet:
         plain = await all_answers(fleet, bodies)
-    worker = {"model": str(DEMO), "speculation": speculation, "pages": PAGES}
-    with Fleet(1, decode, worker=worker, router={"local_prefill_max_tokens": 0}) as fleet:
+    prefill, decode, pages = CLUSTERS[cluster]
+    worker = {"model": str(DEMO), "speculation": SPECULATIONS[speculation], "pages": pages}
+    router = {"local_prefill_max_tokens": 0} if prefill else {}
+    with Fleet(prefill, decode, colocated=not prefill, worker=worker, router=router) as fleet:
         slots = [f"decode-{at}" for at in range(decode)]
         asked = with_predictions(bodies, plain)
         drafted = await all_answers(fleet, asked, KILL_EVERY if decode > 1 else 0)
@@ -188,7 +191,7 @@ async def test_answers_with_drafts_through_a_cluster_are_those_of_one_worker_wit
     kinds = Counter(end for one in plain.values() for _, _, end in one.choices.values())
     kills = count // KILL_EVERY if decode > 1 else 0
     print(
-        f"from seed {first}: {count} requests, {stood} drafts stood, {preempted:g} preemptions, {kills} kills,"
-        f" ends {dict(kinds)}"
+        f"{cluster}, {speculation}, from seed {first}: {count} requests, {stood} drafts stood, {preempted:g}"
+        f" preemptions, {kills} kills, ends {dict(kinds)}"
     )
     assert stood > 0

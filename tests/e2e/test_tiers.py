@@ -13,7 +13,7 @@ from tests.e2e.paced import Oracle, slow_profile
 from tests.kernels.thorough import first_now
 from tests.kv.tiers.buckets import served_bucket
 
-PAGES, PROMPT = 80, 500  # two prompts at once: a lift must find room while the answer before gives its pages back
+PAGES, PROMPT = 80, 500  # room for two prompts at once
 MANY = 5  # prompts of 32 blocks each: more than the device holds
 
 
@@ -52,14 +52,16 @@ def test_what_the_device_evicted_is_found_in_the_tiers_also_after_a_kill(tmp_pat
             wanted = number * (PROMPT // 16)
             wait_for(lambda wanted=wanted: tier_blocks(fleet, slot, "disk") >= wanted, what="write-back")
         for prompt in prompts:
-            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
+            fleet.wait_for_baseline()  # else pages of two answers may be on their way back
+            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16), fleet.log(slot)
 
         before = fleet.record(slot)
         os.kill(before.pid, signal.SIGKILL)
         fleet.wait_for_return(slot, before.incarnation)
         wait_for(lambda: tier_blocks(fleet, slot, "disk") >= MANY * (PROMPT // 16), what="the disk's blocks")
         for prompt in prompts:
-            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
+            fleet.wait_for_baseline()  # else pages of two answers may be on their way back
+            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16), fleet.log(slot)
         fleet.wait_for_baseline()
 
 

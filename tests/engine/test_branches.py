@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine.abilities import branches_of
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import DraftBranch, SampleSpec, SequenceStep, StepPlan, branches_of
-from baton.engine.speculate.tree import chains, path_to, tree_of
+from baton.engine.plan import SequenceStep
+from baton.engine.speculate.tree import path_to, tree_of
 from baton.engine.wide_pages import widened
 from baton.kernels.abi import native
 from baton.protos.errors import BatonError
-from baton.protos.nouns import Sampling, TokenLogprobs
 from tests.conformance.checkpoints import make
+from tests.kernels.branch_suite import spec, told, tree_item
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-TOLD = Sampling(temperature=0.0, logprobs=3)
 PATHS = [[5, 6, 7, 8, 9], [5, 6, 40, 41, 42, 43], [50, 51], [5, 60, 61, 62, 63], [5, 6, 40, 70]]
 SETTINGS = [
     *(("llama3", {"kv_cache_dtype": dtype}) for dtype in ("float32", "bf16", "int8", "fp8")),
@@ -26,6 +26,7 @@ SETTINGS = [
     ("qwen3_moe", {}),
     ("llama4", {}),
     ("hunyuan_dense", {}),
+    ("gemma3n", {"window_pages": "shared"}),
 ]
 
 
@@ -42,25 +43,9 @@ def bound(home: Path, kind: str, **settings: str) -> NativeRunner:
     return runner
 
 
-def spec(position: int) -> SampleSpec:
-    return SampleSpec(TOLD, 0, position, (), 1)
-
-
-def told(runner: NativeRunner, *items: SequenceStep) -> list[tuple[int, TokenLogprobs | None]]:
-    return [(one.token_id, one.logprobs) for one in runner.run(StepPlan(items)).sampled]
-
-
 def tree(seq: int, root: int, start: int, pages: list[int], spare: list[int]) -> SequenceStep:
     """The item of PATHS' tree behind ``root``, which is at ``start``."""
-    tokens, parents = tree_of(PATHS, 99)
-    draft_branches = []
-    for part in chains(parents)[1:]:
-        end = start + 1 + len(path_to(part.first - 1, parents)) + part.rows
-        draft_branches.append(DraftBranch(*part, pages=[spare.pop() for _ in range(-(-end // 16) - start // 16)]))
-    verify = tuple(spec(start + 2) for _ in tokens)
-    return SequenceStep(
-        seq, [root, *tokens], start, pages, spec(start + 1), verify=verify, draft_branches=tuple(draft_branches)
-    )
+    return tree_item(seq, root, start, pages, spare, PATHS)
 
 
 @pytest.mark.parametrize("start", [13, 15, 16, 28])
@@ -90,13 +75,16 @@ def test_every_row_has_the_bits_of_its_own_path(
         assert behind == wanted
 
 
-@pytest.mark.parametrize("way", ["BATON_CHECK_STEP", "BATON_STEP"])
+@pytest.mark.parametrize(
+    ("kind", "settings", "way", "value"),
+    [("llama3", {}, "BATON_STEP", "ops"), *((*each, "BATON_CHECK_STEP", "1") for each in SETTINGS)],
+)
 def test_a_step_that_checks_itself_or_runs_op_by_op_computes_trees_too(
-    home: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str, settings: dict[str, str], way: str, value: str
 ) -> None:
-    whole = bound(home, "llama3")
-    monkeypatch.setenv(way, {"BATON_CHECK_STEP": "1", "BATON_STEP": "ops"}[way])
-    other, found = bound(home, "llama3"), []
+    whole = bound(home, kind, **settings)
+    monkeypatch.setenv(way, value)
+    other, found = bound(home, kind, **settings), []
     for runner in (whole, other):
         told(runner, SequenceStep(0, list(range(3, 23)), 0, range(8)))
         found.append(told(runner, tree(0, 99, 20, list(range(8)), list(range(20, 60)))))

@@ -49,9 +49,13 @@ SIZES = {
 }
 
 ONE_EXPERT = {"num_experts_per_tok": 1}
+FULL, LOCAL = "full_attention", "sliding_attention"
+SHARING = {"layer_types": [FULL, LOCAL, FULL], "num_kv_shared_layers": 1}
 OWN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": [2, 2, 2], "moe_intermediate_size": [96, 96, 96]},
     "jamba": {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 4},
+    "gemma3n": {"text_config": SIZES | SHARING},
+    "gemma3n_text": SHARING,
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
     "llama4": {"text_config": SIZES | ONE_EXPERT},
     "llama4_text": ONE_EXPERT,
@@ -90,7 +94,9 @@ def test_every_op_has_a_binder_and_every_layer_a_place_of_its_own(model_type: st
     kept = [op.layer for op in found.ops if isinstance(op, GatedDelta | StateSpace | SelectiveScan)]
     assert sorted(places or latent) == list(range(found.layers))
     assert all(sorted(kept) == list(range(plane.layers)) for plane in found.states)
-    assert [op.layer for op in found.ops if isinstance(op, PagedAttention)] == places
+    attends = [op.layer for op in found.ops if isinstance(op, PagedAttention)]
+    assert attends[: len(places)] == places
+    assert set(attends) == set(places), "layers without K and V of their own read another's"
 
 
 @pytest.mark.parametrize("model_type", architectures())
@@ -101,6 +107,9 @@ def test_a_program_is_data(model_type: str) -> None:
 
 def test_defaults_are_the_architectures() -> None:
     assert program("qwen3").head_dim == 128
+    assert program("minimax_m2", rotary_dim=64).rope.parameters == {"partial_rotary_factor": 0.5}
+    layers = program("glm4_moe_lite", mlp_layer_types=["sparse", "dense", "sparse"]).experts
+    assert [op.gate_up for op in layers] == ["0.experts_gate_up", "2.experts_gate_up"]
     assert program("llama").head_dim == 16
     assert program("mistral").windows == (4096,)
     assert program("mistral", sliding_window=None).windows == (0,)
@@ -115,6 +124,19 @@ def test_layers_with_and_without_a_window_form_two_groups_of_the_page() -> None:
         ("window", 2, 8),
     ]
     assert [op.layer for op in found.ops if isinstance(op, RopeAppend)] == [1, 0, 2]
+
+
+def test_pages_have_no_place_for_layers_that_read_the_k_and_v_of_others() -> None:
+    kinds = [LOCAL, FULL, LOCAL, FULL, LOCAL]
+    sizes = {"num_hidden_layers": 5, "layer_types": kinds, "sliding_window": 8}
+    found, apart = (program("gemma3n_text", **sizes, num_kv_shared_layers=count) for count in (2, 0))
+    assert [(group.kind, group.layers) for group in found.groups] == [("full", 1), ("window", 2)]
+    assert [(group.kind, group.layers) for group in apart.groups] == [("full", 2), ("window", 3)]
+    assert [op.layer for op in found.ops if isinstance(op, RopeAppend)] == [1, 0, 2]
+    assert [op.layer for op in found.ops if isinstance(op, PagedAttention)] == [1, 0, 2, 0, 2]
+    sizes = [layout_for("bfloat16", each.groups).page_bytes for each in (found, apart)]
+    assert sizes[0] * 5 == sizes[1] * 3
+    assert not [weight.name for weight in found.weights if weight.name in ("3.k_norm", "3.qkv", "4.qkv")]
 
 
 def test_tied_embeddings_need_no_head() -> None:
@@ -159,15 +181,34 @@ def test_windows_alternate_as_each_family_has_them() -> None:
     [
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
-        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation must be gelu_pytorch_tanh"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation is 'relu'; only 'gelu_pytorch_tanh'"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("gemma2", {"attn_logit_softcapping": -2}, "attn_logit_softcapping is -2"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("minimax_m2", {"attn_type_list": [1, 0, 1]}, "attn_type_list must be 1"),
+        ("minimax_m2", {"attn_type_list": 1}, "attn_type_list must be 1"),
+        ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type is 'per_head'"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias is True"),
+        ("ernie4_5_moe", {"moe_norm_min": 0.9}, "moe_norm_min is 0.9"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types must name 3 layers"),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": [["dense"], "sparse", "sparse"]},
+            "mlp_layer_types must name 3 layers",
+        ),
+        ("glm4_moe_lite", {"n_group": 2, "topk_group": 3}, "topk_group is 3"),
+        ("deepseek_v3", {"n_routed_experts": 8, "n_group": 8}, "n_group is 8"),
+        ("gemma3n_text", {"altup_active_idx": 1}, "altup_active_idx is 1"),
+        ("gemma3n_text", {"altup_num_inputs": 1}, "altup_num_inputs is 1; 2 to 16"),
+        ("gemma3n_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2 of 3 layers"),
+        ("gemma3n_text", {"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3 of 3 layers"),
+        ("gemma3n_text", {"intermediate_size": [96, 96]}, "intermediate_size must be a whole number"),
+        ("gemma3n_text", {"activation_sparsity_pattern": [0.5, 1.0, 0]}, "activation_sparsity_pattern must be 3"),
         ("phi3", {"rope_scaling": {"type": "llama3"}}, "rope type 'llama3'; default and longrope"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": "x"}}, "short_factor must be a list"),
         ("phimoe", {"rope_scaling": {"type": "longrope", "short_mscale": 1.1}}, "lacks long_mscale, original_max"),
         ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
-        ("starcoder2", {"hidden_act": "relu"}, "hidden_act must be gelu_pytorch_tanh"),
+        ("starcoder2", {"hidden_act": "relu"}, "hidden_act is 'relu'; only 'gelu_pytorch_tanh'"),
         ("hunyuan_v1_dense", {"use_cla": True}, "use_cla is True"),
         ("hunyuan_v1_moe", {"num_shared_expert": [2, 2, 2]}, "num_shared_expert must be 1"),
         ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset is 8"),

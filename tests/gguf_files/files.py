@@ -72,11 +72,11 @@ def text_fields(tokenizer: Tokenizer, pre: str, special: dict[str, int], **more:
     return fields | {f"tokenizer.ggml.{name}_token_id": number for name, number in special.items()} | more
 
 
-def demo(path: Path) -> Path:
-    """The whole demo model, its weights in bfloat16."""
+def demo(path: Path, **split: Any) -> Path:
+    """The whole demo model, its weights in bfloat16; ``split`` are the writer's settings of parts."""
     config = json.loads((DEMO / "config.json").read_text())
     settings = json.loads((DEMO / "tokenizer_config.json").read_text())
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", **split)
     for field, name in SIZES.items():
         writer.add_uint32(f"llama.{field}", config[name])
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])

@@ -237,12 +237,13 @@ NAMES = ("README.md", "m-Q4_K_M.gguf", "m-Q4_0.gguf", "m-BF16-00001-of-00002.ggu
 
 
 def test_a_file_of_a_repository_is_named_by_what_tells_it_from_the_others() -> None:
-    assert hub.chosen(NAMES, "Q4_K_M", "o/r") == hub.chosen(NAMES, "m-q4_k_m.gguf", "o/r") == "m-Q4_K_M.gguf"
-    assert hub.chosen(NAMES, "q4_0", "o/r") == "m-Q4_0.gguf"
+    assert hub.chosen(NAMES, "Q4_K_M", "o/r") == hub.chosen(NAMES, "m-q4_k_m.gguf", "o/r") == ["m-Q4_K_M.gguf"]
+    assert hub.chosen(NAMES, "q4_0", "o/r") == ["m-Q4_0.gguf"]
+    assert hub.chosen(NAMES, "BF16", "o/r") == hub.chosen(NAMES, NAMES[4], "o/r") == list(NAMES[3:])
     with pytest.raises(CheckpointError, match=r"o/r: Q8_0 names none; it has .*m-Q4_0.gguf"):
         hub.chosen(NAMES, "Q8_0", "o/r")
-    with pytest.raises(CheckpointError, match=r"BF16 is split in several files, .* llama-gguf-split --merge"):
-        hub.chosen(NAMES, "BF16", "o/r")
+    with pytest.raises(CheckpointError, match=r"BF16 has 2 parts, of which m-BF16-00001-of-00002\.gguf is missing"):
+        hub.chosen(NAMES[:3] + NAMES[4:], "BF16", "o/r")
     with pytest.raises(CheckpointError, match="m names 4 files"):
         hub.chosen(NAMES, "m", "o/r")
 

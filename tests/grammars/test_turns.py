@@ -21,6 +21,18 @@ def test_a_tenant_with_many_items_has_one_under_way_and_others_begin_beside_it()
     assert turns.next() == "p2"
 
 
+def test_a_tenant_alone_may_have_several_and_the_next_slot_goes_to_who_has_none() -> None:
+    turns: Turns[str] = Turns(2, each=2)
+    for item in ("a1", "a2", "a3"):
+        turns.join("a", item)
+    assert (turns.next(), turns.next(), turns.next()) == ("a1", "a2", None)
+    turns.join("b", "b1")
+    turns.leave("a", "a2")
+    assert (turns.next(), turns.next()) == ("b1", None)
+    turns.leave("a", "a1")
+    assert turns.next() == "a3"
+
+
 def test_who_leaves_the_line_is_never_called() -> None:
     turns: Turns[str] = Turns(1)
     turns.join("a", "a1")

@@ -60,6 +60,7 @@ def prompts_are_the_oracles(library: ctypes.CDLL) -> None:
         attention_suite.attention_is_the_oracles(library, dtype, (6, 2, 24))
         attention_suite.attention_is_the_oracles(library, dtype, (5, 1, 80), 37)
         attention_suite.company_changes_no_bit(library, dtype)
+        attention_suite.company_changes_no_bit(library, dtype, 130)
     tiles_are_given_back(library)
 
 

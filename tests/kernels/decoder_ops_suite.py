@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.backends.native import span_structs as s
 from baton.kernels.abi.native import I32, I64, P, declare
 from baton.kernels.abi.native import F as F32
 from baton.kernels.activate.reference import ACTIVATIONS
@@ -21,7 +22,6 @@ from baton.kernels.layer_norm.reference import center, layer_norm
 from baton.kernels.rope_append.reference import rotate
 from baton.kernels.route_two.reference import route_two
 from baton.kernels.selective_scan.reference import convolve_by_taps, selective_scan
-from baton.kernels.step import span_structs as s
 from tests.kernels.span_suite import near, stepped
 
 Pairs = Iterator[tuple[Tensor, Tensor]]

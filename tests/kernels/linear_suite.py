@@ -54,6 +54,7 @@ CPU_FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
     "int8 outliers": lambda w: with_outliers(w, 1.5),
     "int4 ordered": lambda w: in_any_order(quantize(w, 4, 32)),
     "int8 ordered mins": lambda w: in_any_order(random_integers(w, 8, 64)),
+    "int4 orders mins": lambda w: in_any_order(random_integers(w, 4, 32), 4),
     "e4m3 row": lambda w: pack_e4m3(w.to(torch.float8_e4m3fn), torch.rand(len(w)) + 0.5, E4M3_A16),
     "e4m3 g128": lambda w: random_e4m3(w, 128),
     "e4m3 by e4m3 row": lambda w: beside_e4m3(pack_e4m3(w.to(torch.float8_e4m3fn), torch.rand(len(w)) + 0.5)),
@@ -82,10 +83,13 @@ def random_integers(w: Tensor, bits: int, group: int) -> PackedWeight:
     return pack_integers(q, bits, group, torch.rand(len(w), groups) * 0.1 + 0.01, torch.randn(len(w), groups))
 
 
-def in_any_order(weight: PackedWeight) -> PackedWeight:
-    """Returns the same columns, by inputs that lie elsewhere."""
-    order = torch.randperm(weight.k, dtype=torch.int32)
-    return dataclasses.replace(weight, kind=ORDERED[weight.kind], table=order)
+def in_any_order(weight: PackedWeight, orders: int = 1) -> PackedWeight:
+    """Returns the same columns, by inputs that lie elsewhere, those of each part of the rows in an order of their
+    own; the last part has the first one's again.
+    """
+    each = [torch.randperm(weight.k, dtype=torch.int32) for _ in range(max(1, orders - 1))]
+    table = each[0] if orders == 1 else torch.stack([*each, each[0]])
+    return dataclasses.replace(weight, kind=ORDERED[weight.kind], table=table)
 
 
 def with_outliers(w: Tensor, threshold: float) -> PackedWeight:
@@ -247,17 +251,14 @@ def nothing_of_earlier_calls_is_left(library: ctypes.CDLL) -> None:
 
 
 def threads_finish_before_it_returns(library: ctypes.CDLL) -> None:
-    """No output is missing right after the call: of so few rows that each panel is a task."""
+    """Of rows that two threads round, none is multiplied before they are rounded: calls of two inputs in turn."""
+    weight, linear = FORMS["int8"](torch.randn(128, 4000)), bound(library)
+    inputs = [torch.randn(12, 4000) for _ in range(2)]
+    library.baton_set_threads(1)
+    wanted = [cpu.run(linear, x, weight) for x in inputs]
     library.baton_set_threads(2)
-    weight, x, linear = FORMS["int8"](torch.randn(128, 4000)), torch.randn(16, 4000), bound(library)
-    out, code = torch.empty(16, 128), cpu.CODES[x.dtype]
-    call = weight.address, x.data_ptr(), code, 4000, 16, None, out.data_ptr(), code, 128
-    last = out.numpy()  # each of the two panels' last value
-    for _ in range(100):
-        out.fill_(torch.nan)
-        linear(*call)
-        assert last[15, 63] == last[15, 63]
-        assert last[15, 127] == last[15, 127]
+    for turn in range(100):
+        assert torch.equal(cpu.run(linear, inputs[turn % 2], weight), wanted[turn % 2])
 
 
 def inputs_may_be_many(library: ctypes.CDLL) -> None:

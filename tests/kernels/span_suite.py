@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.backends.native import span_structs as s
 from baton.engine.backends.span_ops import delta_parts
 from baton.engine.program.ops import GatedDelta
 from baton.kernels.abi.native import I32, I64, P, declare
@@ -22,7 +23,6 @@ from baton.kernels.latent_attention.reference import latent_attention, latent_ro
 from baton.kernels.rms_norm.reference import normed
 from baton.kernels.route.reference import route
 from baton.kernels.state_space.reference import state_space
-from baton.kernels.step import span_structs as s
 from baton.kernels.step.structs import ITEM, KV_TYPES
 
 Check = Callable[[ctypes.CDLL], None]

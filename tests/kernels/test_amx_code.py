@@ -64,8 +64,11 @@ def test_tiles_multiply_in_loops_of_nothing_but_loads_and_products(
     assert {kind for loop in loops for kind in loop.products} == kinds
     for loop in loops:
         assert len(loop.products) == 1, loop
-        assert list(loop.products.values()) == [4], loop
-        assert loop.loads in (4, 5), loop
+        if op == "paged_attention" and "tdpbf16ps" in loop.products:  # steps take turns: one, or two
+            assert (*loop.products.values(), loop.loads) in ((2, 3), (4, 6)), loop
+        else:
+            assert list(loop.products.values()) == [4], loop
+            assert loop.loads in (4, 5), loop
         assert loop.others == (), loop
     configured, released = (sum(name in line for line in lines) for name in ("ldtilecfg", "tilerelease"))
     assert 0 < configured <= released

@@ -6,13 +6,21 @@ import ctypes
 from typing import Any
 
 import pytest
+import torch
 
 from tests.kernels import head_suite as suite
 from tests.kernels.conftest import needs_native
+from tests.kernels.linear_suite import exact, in_any_order, random_integers
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.thorough import first_now
 
 pytestmark = needs_native
+
+
+def test_inputs_in_another_order_are_those_of_every_stretch_of_the_vocabulary(library: ctypes.CDLL) -> None:
+    weight, x = in_any_order(random_integers(torch.randn(2304, 96), 4, 32)), torch.randn(3, 96)
+    found, wanted = suite.logits_of(library, weight, x), exact(x, weight)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("form", suite.FORMS)

@@ -31,6 +31,11 @@ def test_a_window_hides_what_is_older(library: ctypes.CDLL, dtype: str, window: 
     suite.attention_is_the_oracles(library, dtype, (6, 2, 24), window)
 
 
+@pytest.mark.parametrize("dtype", suite.DTYPES)
+def test_keys_with_one_value_give_that_value(library: ctypes.CDLL, dtype: str) -> None:
+    suite.equal_values_come_back(library, dtype)
+
+
 @pytest.mark.parametrize("window", [0, 130])
 @pytest.mark.parametrize("dtype", suite.DTYPES)
 def test_company_chunks_and_order_change_no_bit(library: ctypes.CDLL, dtype: str, window: int) -> None:
@@ -93,7 +98,8 @@ def test_norms_are_taken_before_the_rotation(library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", first_now(["LAST_PAGE", "CAUSAL", "SCALE", "MERGE", "ROPE", "PAGE", "WEIGHTS", "NEAR"], 0)
+    "name",
+    first_now(["LAST_PAGE", "CAUSAL", "SCALE", "MERGE", "ROPE", "PAGE", "WEIGHTS", "NEAR", "WIDENED", "PAIRS"], 0),
 )
 def test_a_planted_bug_is_caught(name: str) -> None:
     assert is_caught(mutant(name, ("paged_attention", "rope_append")), suite.QUICK)

@@ -43,6 +43,7 @@ BUGS = tuple(
         "EXACT",
         "TABLE",
         "ORDER",
+        "ORDERS",
         "E4M3",
         "ODD",
         "BLOCK",
@@ -52,6 +53,7 @@ BUGS = tuple(
         "FOURS",
         "MIDDLES",
         "LATTER",
+        "SHARE",
     )
 )
 

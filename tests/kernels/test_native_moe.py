@@ -15,6 +15,7 @@ from baton.kernels.moe.reference import route
 from tests.kernels import expert_adapters_suite
 from tests.kernels import moe_suite as suite
 from tests.kernels.conftest import needs_native
+from tests.kernels.linear_suite import in_any_order
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.thorough import first_now
 
@@ -93,6 +94,24 @@ def test_packed_experts_are_the_references(
     for row in (0, 2):
         alone = moe(library, experts, case.x[row : row + 1], case.logits[row : row + 1].contiguous())
         assert torch.equal(alone, found[row : row + 1])
+
+
+@pytest.mark.parametrize("shape", suite.SHAPES[1:3], ids=str)
+def test_experts_take_their_inputs_each_in_its_own_order(
+    library: ctypes.CDLL, shape: tuple[int, int, int, int, int]
+) -> None:
+    """The first expert's inputs are in order, the second one's gates and ups have two orders, others one."""
+    case, counts = suite.Case(9, shape), (0, 2, *[1] * shape[3])
+    layers = case.experts.gate_up.nan_to_num().float(), case.experts.down.nan_to_num().float()
+    packed = []
+    for layer in layers:
+        each = (quantize(one, 4, 16) for one in layer)
+        packed.append(beside([in_any_order(one, n) if n else one for one, n in zip(each, counts, strict=False)]))
+    assert all(weight is not None and weight.is_ordered for weight in packed)
+    experts = PackedExperts(*packed, shape[4], True, shape[3])  # type: ignore[arg-type]
+    found = moe(library, experts, case.x, case.logits)
+    wanted = reference(case.x, case.logits, *experts.singly(), shape[4])
+    assert float((found - wanted).norm() / wanted.norm()) < 4e-3
 
 
 def test_experts_beside_each_other_are_taken_apart_again() -> None:

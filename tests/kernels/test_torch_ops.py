@@ -174,7 +174,15 @@ def test_native_code_is_near_the_reference(case: str, monkeypatch: pytest.Monkey
 def test_every_op_of_a_step_is_there() -> None:
     # a part of lm_head, what reads pages between ops, and what the step alone runs
     lent = {"sample", "page_scores", "route", "route_two", "combine", "latent_attention", "gated_delta"}
-    lent |= {"state_space", "selective_scan", "activate", "halve_heads", "layer_norm"}
+    lent |= {
+        "state_space",
+        "selective_scan",
+        "activate",
+        "halve_heads",
+        "layer_norm",
+        "predict_streams",
+        "layer_inputs",
+    }
     names = {"kv_copy": "kv_pack"}
     assert not [op for op in set(ops()) - lent if not hasattr(torch_ops(), names.get(op, op))]
 

@@ -3,7 +3,7 @@
 import pytest
 
 LIMITS = (
-    "baton.kv.transport.auto.DESCRIBE_S",
+    "baton.kv.wire.describing.DESCRIBE_S",
     "baton.kv.transport.nccl.CONNECT_S",
     "baton.kv.transport.tcp.CONNECT_S",
     "baton.kv.wire.inlet.HELLO_S",

@@ -41,11 +41,18 @@ def test_a_compiler_too_old_for_this_cpu_compiles_what_it_knows_once(
     assert compilation(config()) is None, "a worker loads avx2's"
 
 
-def test_nothing_is_compiled_for_other_devices_other_machines_or_without_a_compiler(
+@pytest.mark.parametrize("device", ["paced:zero", "cuda"])
+def test_workers_of_other_devices_copy_blocks_by_kernels_which_are_compiled_for_them(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    assert compilation(config(worker={"device": device})) is not None
+
+
+def test_nothing_is_compiled_for_other_machines_or_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
-    assert compilation(config(worker={"device": "paced:zero"})) is None
     assert compilation(config(ray={"address": "10.0.0.1:6379"}, redis={"url": "redis://10.0.0.1"})) is None
     monkeypatch.setenv("BATON_CXX", "no-compiler-of-this-name")
     assert compilation(config()) is None

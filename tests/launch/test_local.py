@@ -1,3 +1,4 @@
+import os
 import socket
 from pathlib import Path
 
@@ -44,6 +45,19 @@ def test_only_logs_outlive_a_run(folder: Path) -> None:
     files.config.write_text("{}")
     files.tidy()
     assert [p.name for p in files.root.iterdir()] == ["logs"]
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(folder: Path) -> None:
+    files = RunFiles(folder / "run", alone=True)
+    (files.slots / "closed").touch()
+    with pytest.raises(
+        ConfigError, match=rf"is in use by the cluster of process {os.getpid()}.*BATON_CLUSTER__RUN_DIR"
+    ):
+        RunFiles(folder / "run", alone=True)
+    assert (files.slots / "closed").exists(), "nothing of the other run was touched"
+    files.tidy()
+    assert [p.name for p in files.root.iterdir()] == ["logs"]
+    RunFiles(folder / "run", alone=True).tidy()
 
 
 def test_a_worker_that_another_supervisor_takes_over_at_once_is_told_of(folder: Path) -> None:

@@ -1,10 +1,11 @@
 """Tests what a budget buys, of which width, and what is said where it buys nothing."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from baton.planner.budget import Budget, of_widths, spend
+from baton.planner.budget import Budget, of_widths, spend, whole_parts
 from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo
@@ -24,6 +25,17 @@ def planned(costs: WorkerCosts, workers: int) -> Plan:
     scenario = ClusterScenario(SimSettings(0, workers), costs, costs, TRACE)
     found, flights = sweep(workers, scenario, slo, window_s=5.0)
     return plan(found, flights, scenario, slo, 0.5, {"all": 1 << 40})
+
+
+def test_a_multiple_of_a_price_buys_as_many_workers() -> None:
+    assert [whole_parts(2.99 * 7, 2.99), whole_parts(7.47, 2.49), whole_parts(7.4, 2.49)] == [7, 3, 2]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
+def test_a_budget_that_is_no_amount_is_refused_by_name(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"dollars is .*; it must be a number above 0") as refused:
+        Budget(dollars=value, price=1.0)
+    assert refused.value.param == "dollars"
 
 
 def test_each_kind_of_budget_buys_whole_workers() -> None:

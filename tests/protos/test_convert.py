@@ -135,4 +135,6 @@ def test_an_admit_becomes_an_engine_request_that_knows_what_was_replayed():
     assert request.tenant_salt == b"s"
     assert not request.retained
     assert convert.engine_request(worker_pb2.PrefillRequest(retained=True)).retained
+    hinted = convert.engine_request(worker_pb2.Admit(retained=True, retained_tokens=50))
+    assert (hinted.retained_tokens, hinted.hinted_blocks(16), request.hinted_blocks(16)) == (50, 3, 0)
     assert math.isclose(request.sampling.temperature, 1.0)

@@ -28,7 +28,7 @@ from baton.quantize.grids import IntGrid, to_nearest
 from baton.quantize.output import OutputFolder
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.run import quantize
-from baton.quantize.schemes import Recipe
+from baton.quantize.schemes import COMPRESSED, Recipe
 from baton.quantize.source import Source
 from baton.quantize.stats import ActivationStats
 from tests.quantize.conftest import Made
@@ -36,7 +36,7 @@ from tests.quantize.conftest import Made
 Samples = list[list[int]]
 READ = {  # and how far a weight may be off, as a share of its largest
     "rtn": (Recipe("rtn", group=32), 0.09),
-    "rtn asymmetric": (Recipe("rtn", group=32, symmetric=False), 0.09),
+    "rtn asymmetric": (Recipe("rtn", group=32, symmetric=False, format="compressed-tensors"), 0.09),
     "rtn 8 bits": (Recipe("rtn", bits=8, group=32), 0.006),
     "rtn as gptq": (Recipe("rtn", group=64, format="gptq"), 0.09),
     "rtn as awq": (Recipe("rtn", group=64, symmetric=False, format="awq"), 0.09),
@@ -46,6 +46,29 @@ READ = {  # and how far a weight may be off, as a share of its largest
     "nf4": (Recipe("nf4"), 0.2),
     "mxfp4": (Recipe("mxfp4"), 0.3),
 }
+
+
+@pytest.mark.parametrize(
+    ("recipe", "experts", "written"),
+    [
+        (Recipe("rtn"), False, "compressed-tensors"),
+        (Recipe("rtn", symmetric=False), False, "gptq"),  # packed zero points load in transformers if it is told to
+        (Recipe("rtn", symmetric=False), True, "gptq"),
+        (Recipe("gptq"), False, "gptq"),
+        (Recipe("gptq"), True, "compressed-tensors"),
+        (Recipe("gptq", regroup=True), True, "gptq"),
+        (Recipe("awq", symmetric=False), True, "awq"),
+        (Recipe("awq"), True, "compressed-tensors"),
+        (Recipe("awq", bits=8), False, "gptq"),
+        (Recipe("nf4"), True, "bitsandbytes"),
+        (Recipe("gptq", format="gptq"), True, "gptq"),
+        (Recipe("rtn", symmetric=False, kv_cache_dtype="fp8"), False, "compressed-tensors"),
+    ],
+)
+def test_the_format_unless_told_is_one_that_transformers_loads_as_it_is(
+    recipe: Recipe, experts: bool, written: str
+) -> None:
+    assert recipe.checked(experts).format == written
 
 
 def loaded(folder: Path) -> dict[str, Tensor]:
@@ -117,7 +140,9 @@ def test_factors_that_are_moved_leave_the_answers_alone(
     for reach in (0.0, 0.7):
         monkeypatch.setattr(running, "scheme_of", lambda recipe, reach=reach: Moved(reach))
         out = tmp_path / str(reach)
-        quantize(source, Recipe("rtn", bits=8, group=32, symmetric=False).checked(), samples, out)
+        quantize(
+            source, Recipe("rtn", bits=8, group=32, symmetric=False, format=COMPRESSED).checked(), samples, out
+        )
         found = loaded(out)
         errors.append(float((logits(out, found, samples[0]) - exact).abs().mean()))
     for moved in ("0.input_norm", "1.mlp_norm", "0.qkv", "1.o", "1.down"):
@@ -129,7 +154,7 @@ def test_factors_that_are_moved_leave_the_answers_alone(
 def test_methods_that_move_factors_write_checkpoints_that_are_read(
     method: str, source: Source, samples: Samples, tmp_path: Path
 ) -> None:
-    quantize(source, Recipe(method, group=32, symmetric=False).checked(), samples, tmp_path / "out")
+    quantize(source, Recipe(method, group=32, symmetric=method != "awq").checked(), samples, tmp_path / "out")
     found, plain = loaded(tmp_path / "out"), source.wide(source.weights)
     assert not torch.equal(found["0.input_norm"], plain["0.input_norm"])
     folded = found["0.qkv"] * found["0.input_norm"] - plain["0.qkv"] * plain["0.input_norm"]
@@ -265,9 +290,10 @@ def test_a_checkpoint_that_is_quantized_already_is_refused(source: Source, tmp_p
     [
         (Recipe("hqq"), "--method 'hqq' is unknown; use rtn, gptq"),
         (Recipe("gptq", bits=3), "--bits 3"),
+        (Recipe("nf4", symmetric=False), "--asymmetric: nf4 has no zero points"),
         (Recipe("gptq", group=100), "--group 100"),
         (Recipe("nf4", format="gptq"), "nf4 is written as bitsandbytes"),
-        (Recipe("awq", bits=8), "the awq format holds 4"),
+        (Recipe("awq", bits=8, format="awq"), "the awq format holds 4"),
         (Recipe("rtn", regroup=True), "--regroup is for the gptq method"),
     ],
 )

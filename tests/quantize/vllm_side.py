@@ -3,7 +3,7 @@
     python vllm_side.py PROMPTS.json OUT.json CHECKPOINT…
 
 PROMPTS.json holds rows of token ids. OUT.json gets each prompt's likeliest tokens, pairs of id and log-probability,
-by checkpoint.
+by checkpoint; of one that vLLM refuses, what it says.
 """
 
 import json
@@ -25,7 +25,13 @@ def answers(checkpoint, rows):
 def main():
     prompts, out, *checkpoints = sys.argv[1:]
     rows = json.loads(Path(prompts).read_text())
-    Path(out).write_text(json.dumps({checkpoint: answers(checkpoint, rows) for checkpoint in checkpoints}))
+    found = {}
+    for checkpoint in checkpoints:
+        try:
+            found[checkpoint] = answers(checkpoint, rows)
+        except Exception as error:
+            found[checkpoint] = str(error)
+    Path(out).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

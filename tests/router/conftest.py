@@ -184,6 +184,25 @@ def fake(tokenizer: HfTokenizer, vocab_size: int) -> FakeDispatcher:
     return FakeDispatcher((ServedModel("tiny", CONTEXT, vocab_size, (EOS,)),), say)
 
 
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that any tokenizer was given."""
+    lengths: list[int] = []
+    encode, encode_pair = HfTokenizer.encode, HfTokenizer.encode_pair
+
+    def noted(self: HfTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, add_special_tokens)
+
+    def pair_noted(self: HfTokenizer, first: str, second: str, *most: int) -> object:
+        lengths.append(len(first) + len(second))
+        return encode_pair(self, first, second, *most)
+
+    monkeypatch.setattr(HfTokenizer, "encode", noted)
+    monkeypatch.setattr(HfTokenizer, "encode_pair", pair_noted)
+    return lengths
+
+
 class Clients:
     """The unmodified clients of one running router."""
 

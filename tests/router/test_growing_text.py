@@ -4,17 +4,27 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from baton.router.text.detokenize import StopStrings
 from baton.router.text.reasoning_parsers import think
-from baton.router.text.tool_parsers import hermes, llama3, mistral
+from baton.router.text.tool_parsers import (
+    deepseek_v3,
+    glm45,
+    harmony,
+    hermes,
+    llama3,
+    minimax_m2,
+    mistral,
+    qwen3_coder,
+)
 
 CHARACTERS, MOST_KEPT = 6000, 200
-READERS = {
+OLDER = {
     "hermes": hermes.make,
     "llama3": llama3.make,
     "mistral": mistral.make,
@@ -33,6 +43,27 @@ BEGINNINGS = {
     "mistral name": "[TOOL_CALLS]f",
     "thought": "<think>",
 }
+OWN = [
+    (deepseek_v3.make, ""),
+    (deepseek_v3.make, "<｜tool▁calls▁begin｜>"),
+    (deepseek_v3.make, "<｜tool▁call▁begin｜>"),
+    (deepseek_v3.make, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"),
+    (deepseek_v3.make, '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a":"'),
+    (glm45.make, ""),
+    (glm45.make, "<tool_call>"),
+    (glm45.make, "<tool_call>f<arg_key>"),
+    (glm45.make, "<tool_call>f<arg_key>a</arg_key><arg_value>"),
+    (harmony.make, ""),
+    (harmony.make, "<|channel|>"),
+    (harmony.make, "<|channel|>commentary to=functions.f<|message|>"),
+    (minimax_m2.make, "<minimax:tool_call>"),
+    (minimax_m2.make, '<invoke name="f">'),
+    (minimax_m2.make, '<invoke name="f"><parameter name="a">'),
+    (qwen3_coder.make, "<tool_call>"),
+    (qwen3_coder.make, "<function="),
+    (qwen3_coder.make, "<function=f><parameter=a>"),
+]
+READERS = [*itertools.product(OLDER.values(), BEGINNINGS.values()), *OWN]
 
 
 def strings(thing: Any) -> Iterator[str]:
@@ -40,16 +71,15 @@ def strings(thing: Any) -> Iterator[str]:
     if isinstance(thing, str):
         yield thing
     elif type(thing).__module__.startswith("baton."):
-        for value in vars(thing).values():
-            yield from strings(value)
+        for name in getattr(thing, "__struct_fields__", None) or vars(thing):
+            yield from strings(getattr(thing, name))
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize(("make", "beginning"), READERS)
 @pytest.mark.parametrize("unit", ["x", " ", "[", "{"])
-def test_no_string_grows_with_the_answer(reader: str, beginning: str, unit: str) -> None:
-    made = READERS[reader]()
-    made.push(BEGINNINGS[beginning])
+def test_no_string_grows_with_the_answer(make: Callable[[], Any], beginning: str, unit: str) -> None:
+    made = make()
+    made.push(beginning)
     for _ in range(CHARACTERS // 4):
         made.push(unit * 4)
     assert max(map(len, strings(made)), default=0) <= MOST_KEPT

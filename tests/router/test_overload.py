@@ -7,10 +7,17 @@ import re
 import time
 from contextlib import asynccontextmanager
 
+import grpc
 import httpx
 import msgspec
+import pytest
 
 from baton.protos.errors import WorkerLost
+from baton.protos.v1 import common_pb2
+from baton.protos.v1 import inference_pb2 as pb
+from baton.protos.v1 import inference_pb2_grpc as pb_grpc
+from baton.protos.v1 import open_inference_pb2 as oip
+from baton.protos.v1 import open_inference_pb2_grpc as oip_grpc
 from tests.router.conftest import Clients, router_before
 from tests.router.fake_workers import PATIENT, Cluster, cluster, until
 
@@ -64,7 +71,7 @@ async def test_a_full_queue_turns_the_next_away_with_a_time_and_a_record() -> No
         late = await clients.http.post(URL, json=BODY)
         assert refused(late, 429, "overloaded") >= 1
         assert (await reason(clients, late)).startswith(
-            "overloaded: the queue of context class 'short' is full (2 requests"
+            "overloaded: the queue of context class 'short' for 'm' is full (2 requests"
         )
         shown = (await clients.http.get("/metrics")).text
         assert re.search(r'baton_requests_total{context_class="short",model="\w+",outcome="overloaded"} 1.0', shown)
@@ -106,6 +113,37 @@ async def test_bodies_count_while_they_come_in_and_until_they_are_answered(start
         fake.first_token.set()
         assert (await held).status_code == 200
         assert (await clients.http.post(URL, json=body)).status_code == 200
+
+
+async def test_messages_of_grpc_count_among_the_bodies(start_router, fake, model_dir) -> None:
+    async with start_router(fake, {"tiny": model_dir}, max_inflight_bytes=1 << 20) as clients:
+        fake.first_token.clear()
+        long, one = "u" * 700_000, common_pb2.Sampling(max_tokens=1)
+        asked = pb.GenerateRequest(model="tiny", text="x", request_id=long, sampling=one)
+        tensor = oip.ModelInferRequest.InferInputTensor(name="text_input", datatype="BYTES", shape=[1])
+        tensor.contents.bytes_contents.append(b"x")
+        tensors = oip.ModelInferRequest(model_name="tiny", id=long, inputs=[tensor])
+        stub, kserve = pb_grpc.InferenceStub(clients.channel), oip_grpc.GRPCInferenceServiceStub(clients.channel)
+        ways = [
+            lambda: stub.Generate(asked),
+            lambda: stub.GenerateStream(asked).read(),
+            lambda: kserve.ModelInfer(tensors),
+            lambda: kserve.ModelStreamInfer(iter([tensors])).read(),
+        ]
+        for way in ways:
+            fake.opened.clear()
+            fake.first_token.clear()
+            held = asyncio.ensure_future(way())
+            await fake.opened.wait()
+            for other in ways:
+                with pytest.raises(grpc.aio.AioRpcError, match="bodies in flight") as over:
+                    await other()
+                assert over.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            body = {"model": "tiny", "prompt": "x", "user": long}
+            refused(await clients.http.post(URL, json=body), 429, "overloaded")
+            fake.first_token.set()
+            await held
+            await fake.idle()
 
 
 async def test_one_that_would_miss_its_slo_is_refused_and_served_when_it_comes_back_as_told() -> None:

@@ -74,8 +74,13 @@ def test_a_runner_prepares_for_its_steps_before_anybody_hears_of_it(
 def test_pages_leave_room_for_the_weights_and_for_adapters_that_may_come(
     fields: dict[str, Any], beside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_main, "kv_bytes", lambda cache, device, taken, held: 1000 - taken)
+    monkeypatch.setattr(engine_main, "kv_bytes", lambda cache, device, taken, held, whole: 1000 - taken)
     assert engine_main.page_count(spec(**fields), 1, 100) == 1000 - beside
+
+
+def test_pages_on_demand_and_a_transport_that_registers_all_of_them_are_refused_together() -> None:
+    with pytest.raises(ConfigError, match="kv_mirror is demand, and nixl registers all pages"):
+        engine_main._require_no_registration(spec(kv_mirror="demand", kv_transport="nixl"))
 
 
 def test_a_card_of_several_ranks_takes_its_heads_share_of_each_page() -> None:
@@ -90,6 +95,13 @@ def test_a_card_of_several_ranks_takes_its_heads_share_of_each_page() -> None:
 def test_what_can_not_start_raises_a_typed_error(fields: dict[str, str]) -> None:
     with pytest.raises(BatonError):
         build(spec(**fields), Wire())  # type: ignore[arg-type]
+
+
+def test_an_engine_whose_drafts_can_not_be_made_says_so_before_anything_else() -> None:
+    wire = Wire()
+    with pytest.raises(ConfigError, match="speculation self"):
+        build(spec(speculation="self"), wire)  # type: ignore[arg-type]
+    assert wire.sent == [], "its worker would take it for one that died, and start it again for ever"
 
 
 def test_a_spec_survives_json_and_a_mistake_in_it_is_named(tmp_path: Any) -> None:

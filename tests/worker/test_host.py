@@ -226,6 +226,19 @@ async def test_a_killed_engine_ends_its_host_at_once_and_its_requests_with_worke
             assert await asyncio.to_thread(host.process.wait, 60) == 70
 
 
+async def test_an_engine_that_is_killed_while_its_worker_drains_is_told_of_at_once(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.toml"
+    slow.write_text(PROFILE.replace("fixed = 0.001", "fixed = 0.01"))
+    host = Host(tmp_path, "decode", device=f"paced:{slow}", drain_grace_s=600.0)
+    async with routed((host, host)) as router:
+        assert (await router.admit("r", prompt_of(30), greedy(8000), True)).pages
+        host.process.terminate()
+        await router.drains()
+        os.kill(host.record().engine_pid, signal.SIGKILL)
+        assert await asyncio.wait_for(router.over["r"], 60) == "WorkerLost"
+        assert await asyncio.to_thread(host.process.wait, 60) == 70
+
+
 def test_a_killed_host_takes_its_engine_along(tmp_path: Path) -> None:
     host = Host(tmp_path, "decode")
     engine = host.record().engine_pid

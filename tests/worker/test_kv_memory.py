@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 import pytest
 
 from baton.engine.backends.cuda.gpu import ROOM_BYTES, Gpu
 from baton.engine.program.rank_program import kv_share
 from baton.protos.errors import ConfigError
-from baton.worker.kv_memory import ON_A_CPU, KvRoom, kv_bytes, kv_room
+from baton.worker.kv_memory import ON_A_CPU, KvRoom, copied_on_demand, kv_bytes, kv_room
 from baton.worker.spec import CacheSpec
 
 GIB = 1 << 30
@@ -40,6 +41,28 @@ def test_a_small_host_bounds_its_mirror_and_the_log_says_so(caplog: pytest.LogCa
     assert on_card(CacheSpec(kv_sharers=2, card_sharers=2), host=10 * GIB) == 4 * GIB
     assert "room for 17.0 GiB of KV, the host for copies of 4.0 GiB: the host's bounds it" in caplog.text
     assert on_card(CacheSpec(kv_sharers=2, kv_host_share=0.5), host=10 * GIB) == int(2.5 * GIB)
+
+
+def test_a_runner_that_copies_on_demand_takes_what_its_card_has_whatever_the_host_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def taken(cache: CacheSpec) -> int:
+        return kv_bytes(cache, "cuda", 16 * GIB, lambda: H100, lambda: 10 * GIB, whole=False)
+
+    caplog.set_level(logging.INFO, "baton.engine")
+    assert taken(CacheSpec(kv_mirror="demand")) == on_card(CacheSpec())
+    assert "copies of 8.0 GiB: the card's bounds it, and copies are made on demand" in caplog.text
+    assert taken(CacheSpec()) == taken(CacheSpec(kv_mirror="whole")) == 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("mirror", "device", "copies"),
+    [("whole", "cuda", None), ("demand", "cuda", 8 * GIB), ("demand", "cpu", None)],
+)
+def test_copies_are_made_on_demand_where_the_config_says_so(
+    mirror: Literal["whole", "demand"], device: str, copies: int | None
+) -> None:
+    assert copied_on_demand(CacheSpec(kv_mirror=mirror), device, 10 * GIB) == copies
 
 
 def test_which_memory_bounds_kv_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,14 +17,17 @@ from baton.kv.layout.extents import part_of
 from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport.loopback import LoopbackTransport
+from baton.kv.wire.base import Accept
+from baton.prefill_worker.io import host_ways
+from baton.prefill_worker.io.divided_handoff import DividedHandoff, OwnHost, Receivers
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
-from baton.prefill_worker.io.host_handoff import DividedHandoff
 from baton.prefill_worker.io.host_senders import HostSenders
+from baton.prefill_worker.io.host_ways import HostWays, Way
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import BlocksReceived, Commit, HostSender, ShipBlock
 from baton.protos.errors import BatonError, Cancelled, Forbidden, WorkerLost
-from baton.protos.nouns import TokenRun
+from baton.protos.nouns import KvReceiver, TokenRun
 from baton.tls.rpc import PLAIN
 from baton.worker.rank_sender import RankSender
 
@@ -36,11 +39,20 @@ HEADS = [part_of(LAYOUT, dict.fromkeys(range(6), heads)) for heads in ((0, 1), (
 TWO = [part_of(LAYOUT, dict.fromkeys(layers, (0, 4))) for layers in ((0, 1, 2), (3, 4, 5))]
 
 
-class Way(LoopbackTransport):
+class HostWay(LoopbackTransport):
     """A host's way to decode workers of this process; it needs no measuring."""
+
+    def __init__(self, receivers: dict[str, Accept]) -> None:
+        super().__init__(receivers)
+        self.unreached = set[str]()  # receivers that this host has no way to
 
     def expect(self, address: str, incarnation: str) -> None:
         """Forgets no route, because there is none to choose."""
+
+    async def meet(self, address: str, incarnation: str) -> None:
+        """Raises WorkerLost for a receiver that there is no way to."""
+        if address in self.unreached:
+            raise WorkerLost(f"no way to ship KV to {address} works", "decode_address")
 
 
 class Cluster:
@@ -56,9 +68,11 @@ class Cluster:
         self.hashes = [bytes([at]) * 32 for at in range(BLOCKS)]
         self.lease = IntakeLease(1, LEASE, 1, range(BLOCKS), self.hashes, 0)
         self.intake.register(self.lease)
-        self.way = Way({address: self.intake.accept})
+        self.way, self.far_way = (HostWay({address: self.intake.accept}) for _ in range(2))
+        self.far_way.receivers = self.way.receivers
         self.servers: list[grpc.aio.Server] = []
         self.takes_parts, self.epoch = True, 1
+        self.receivers: tuple[KvReceiver, ...] = ()
         self.blocks = [ShipBlock(at, at, block, 16) for at, block in enumerate(self.hashes)]
 
     def _memory(self, part) -> PageMemory:
@@ -86,25 +100,32 @@ class Cluster:
         found = [HostSender("", b"", self.parts[0])]
         for memory, part in zip(self.memories[1:], self.parts[1:], strict=True):
             server = grpc.aio.server()
-            sender = RankSender(os.dup(memory.fd), token, lambda pages, name: self.way)  # type: ignore[arg-type,return-value]
+            sender = RankSender(os.dup(memory.fd), token, lambda pages, name: self.far_way)  # type: ignore[arg-type,return-value]
             server.add_generic_rpc_handlers((sender.handlers(),))
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             self.servers.append(server)
             found.append(HostSender(f"127.0.0.1:{port}", TOKEN, part))
-        return HostSenders(found, self.memories[0], "auto", PLAIN, self._takes_parts)
+        return HostSenders(found, self.memories[0], "auto", PLAIN, first_s=60.0)
 
     async def _takes_parts(self, address: str) -> bool:
         return self.takes_parts
 
+    def to(self) -> Destination:
+        return Destination(self.address, LEASE, self.epoch, "r", BLOCKS, 16)
+
     def handoff(self, senders: HostSenders) -> DividedHandoff:
-        sender, to = Sender("p0", "m", "f", LAYOUT), Destination(self.address, LEASE, self.epoch, "r", BLOCKS, 16)
-        own = Handoff(self.way, self.memories[0], sender, to, asyncio.get_running_loop().time)
+        sender, to = Sender("p0", "m", "f", LAYOUT), self.to()
+        clock = asyncio.get_running_loop().time
 
         async def plan() -> WirePlan:
             return WirePlan(LAYOUT)
 
-        return senders.handoff(own, sender, to, "", plan)
+        own = OwnHost(senders.part, lambda to: Handoff(self.way, self.memories[0], sender, to, clock), plan)
+        return DividedHandoff(own, senders.others(sender, ""), to, Receivers(self._receivers, self._takes_parts))
+
+    async def _receivers(self, address: str) -> tuple[KvReceiver, ...]:
+        return self.receivers
 
 
 @asynccontextmanager
@@ -118,6 +139,7 @@ async def cluster(parts: list, token: bytes = TOKEN) -> AsyncIterator[tuple[Clus
         for server in made.servers:
             await server.stop(None)
         await made.way.close()
+        await made.far_way.close()
         assert made.intake.open_streams == 0
 
 
@@ -150,6 +172,72 @@ async def test_a_receiver_that_takes_no_parts_gets_whole_pages_of_the_leads_host
     async with cluster([TWO[0], TWO[1]]) as (c, senders):
         c.takes_parts = False
         c.memories[0].view()[:] = c.bytes  # as the links between hosts bring them
+        await sent(c.handoff(senders), c)
+        assert bytes(c.pages.view()) == c.bytes
+
+
+async def test_the_leads_host_sends_all_where_another_cannot_reach_the_receiver(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with cluster(TWO) as (c, senders):
+        c.memories[0].view()[:] = c.bytes  # as the links between hosts bring them
+        c.memories[1].view()[:] = bytes(TOTAL)
+        c.far_way.unreached = {c.address}
+        report = await sent(c.handoff(senders), c)
+        assert bytes(c.pages.view()) == c.bytes
+        assert report.shipped_bytes == TOTAL
+        assert "by their worker's own host: no way to ship KV to d0 works" in caplog.text
+
+
+async def test_no_handoff_waits_while_a_host_that_reached_no_receiver_is_asked_again() -> None:
+    asked, now, answers = list[Way](), 0.0, asyncio.Event()
+
+    async def ask(way: Way) -> str:
+        asked.append(way)
+        if len(asked) == 1:
+            return "nobody answers"
+        await answers.wait()
+        return ""
+
+    ways, way = HostWays(ask, lambda: now), Way("far", "d0", "i")
+    assert [await ways.works(way) for _ in range(2)] == [False, False]
+    assert len(asked) == 1, "for a while it isn't asked again"
+    now = host_ways.AGAIN_S
+    assert [await asyncio.wait_for(ways.works(way), 30) for _ in range(3)] == [False] * 3
+    await until(lambda: len(asked) == 2)
+    answers.set()
+    await until(lambda: all(each.done() for each in ways._asked.values()))
+    assert [await ways.works(way) for _ in range(2)] == [True, True]
+    assert len(asked) == 2, "a way that works is asked for once"
+    ways.forget(way)
+    assert await ways.works(way)
+    assert len(asked) == 3, "but anew once a handoff has failed"
+    assert await ways.works(way._replace(incarnation="another"))
+    await ways.close()
+
+
+async def test_no_handoff_waits_long_for_a_hosts_first_answer_and_the_next_hears_it() -> None:
+    asked, answers = list[Way](), asyncio.Event()
+
+    async def ask(way: Way) -> str:
+        asked.append(way)
+        await answers.wait()
+        return ""
+
+    ways, way = HostWays(ask, lambda: 0.0, first_s=0.0), Way("far", "d0", "i")
+    assert [await asyncio.wait_for(ways.works(way), 30) for _ in range(2)] == [False, False]
+    answers.set()
+    await until(lambda: all(each.done() for each in ways._asked.values()))
+    assert await ways.works(way)
+    assert asked == [way], "it was asked once"
+    await ways.close()
+
+
+async def test_the_leads_host_sends_all_where_another_cannot_be_asked() -> None:
+    async with cluster(TWO) as (c, senders):
+        c.memories[0].view()[:] = c.bytes
+        for server in c.servers:
+            await server.stop(None)
         await sent(c.handoff(senders), c)
         assert bytes(c.pages.view()) == c.bytes
 
@@ -207,6 +295,8 @@ async def test_a_host_whose_part_is_not_the_others_rest_is_refused_by_name() -> 
 
 async def test_who_has_not_the_leads_token_gets_nothing_sent() -> None:
     async with cluster(TWO, token=b"x" * 32) as (c, senders):
+        (far,) = senders.others(Sender("p0", "m", "f", LAYOUT), "")
+        assert not await far.reaches(c.address)
         with pytest.raises(Forbidden, match="only the lead"):
-            await sent(c.handoff(senders), c)
+            await far.handoff(c.to(), TWO[1], 0).run((1, 2))
         assert not c.received()

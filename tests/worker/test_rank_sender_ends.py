@@ -11,13 +11,24 @@ import pytest
 
 from baton.engine.backends.ranks.hosts.sender_process import SenderProcess, SenderSpec
 from baton.kv.transport.grpc import handoff_handler, server_options
+from baton.kv.wire.base import HandoffStream
 from baton.prefill_worker.io import host_handoff
-from baton.prefill_worker.io.host_handoff import DividedHandoff
-from baton.prefill_worker.io.host_orders import ANSWERS, METHOD, SERVICE, Answer, HostNotSent, HostStop, encode
+from baton.prefill_worker.io.divided_handoff import DividedHandoff
+from baton.prefill_worker.io.handoff_frames import Sender
+from baton.prefill_worker.io.host_orders import (
+    ANSWERS,
+    METHOD,
+    SERVICE,
+    Answer,
+    HostNotSent,
+    HostReached,
+    HostStop,
+    encode,
+)
 from baton.prefill_worker.io.host_senders import HostSenders
 from baton.protos import convert
 from baton.protos.channel import HostSender
-from baton.protos.errors import WorkerLost
+from baton.protos.errors import LeaseUnknown, WorkerLost
 from baton.protos.nouns import WorkerInfo
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
 from baton.tls.identity import TlsFiles
@@ -62,6 +73,10 @@ async def test_a_divided_handoff_may_be_cancelled_at_every_await() -> None:
     assert await enumerate_cancels(handed_off, ALL)
 
 
+async def reaches(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    return encode(HostReached())
+
+
 @pytest.mark.parametrize("cancels", [False, True])
 async def test_pages_stay_the_handoffs_while_a_host_that_broke_off_may_read_them(cancels: bool) -> None:
     leave = asyncio.Event()
@@ -74,13 +89,16 @@ async def test_pages_stay_the_handoffs_while_a_host_that_broke_off_may_read_them
         yield b""
 
     server = grpc.aio.server()
-    handler = grpc.stream_stream_rpc_method_handler(breaks_off)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Send": handler}),))
+    calls = {
+        "Send": grpc.stream_stream_rpc_method_handler(breaks_off),
+        "Reach": grpc.unary_unary_rpc_method_handler(reaches),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, calls),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with cluster(TWO) as (c, _):
         far = HostSender("", b"", TWO[0]), HostSender(f"127.0.0.1:{port}", TOKEN, TWO[1])
-        senders = HostSenders(far, c.memories[0], "auto", PLAIN, c._takes_parts)
+        senders = HostSenders(far, c.memories[0], "auto", PLAIN, first_s=60.0)
         handoff = c.handoff(senders)
         running = begun(c, handoff, 1)
         await until(lambda: c.intake.open_streams == 1)
@@ -97,6 +115,78 @@ async def test_pages_stay_the_handoffs_while_a_host_that_broke_off_may_read_them
         assert running.cancelled()
         await senders.close()
     await server.stop(None)
+
+
+async def test_a_handoff_that_fails_waits_for_no_host_that_is_asked_whether_it_reaches_the_receiver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = asyncio.Event()
+
+    async def silent(self: rank_sender.RankSender, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        asked.set()
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(rank_sender.RankSender, "reach", silent)
+    async with cluster(TWO) as (c, senders):
+        handoff = c.handoff(senders)
+        running = begun(c, handoff, 1)
+        await asyncio.wait_for(asked.wait(), 60)
+        handoff.fail(WorkerLost("the engine is gone, and its pages with it"))
+        with pytest.raises(WorkerLost, match="the engine is gone"):
+            await asyncio.wait_for(running, 60)
+        assert [each.done() for each in senders._ways._asked.values()] == [False], "its host is still asked"
+        assert c.told == []
+
+
+async def test_a_way_is_asked_for_again_once_its_host_lost_the_receiver_and_not_once_that_refused() -> None:
+    async with cluster(TWO) as (c, senders):
+        (far,), known = senders.others(Sender("p0", "m", "f", LAYOUT), ""), senders._ways._asked
+        assert await far.reaches(c.address)
+        c.intake.close(1)
+        with pytest.raises(LeaseUnknown):
+            await asyncio.wait_for(far.handoff(c.to(), TWO[1], 0).run((1, 2)), 60)
+        assert len(known) == 1, "the receiver was reached"
+        c.far_way.receivers = {}
+        with pytest.raises(WorkerLost):
+            await asyncio.wait_for(far.handoff(c.to(), TWO[1], 0).run((1, 2)), 60)
+        assert not known
+
+
+@pytest.mark.parametrize("cancels", [False, True], ids=["its lease ends", "it is cancelled"])
+async def test_a_way_is_asked_for_again_once_its_host_stood_still_until_the_handoffs_end(cancels: bool) -> None:
+    hanging = asyncio.Event()
+
+    async def hang(address: str) -> HandoffStream:
+        hanging.set()
+        return await asyncio.get_running_loop().create_future()
+
+    async with cluster(TWO) as (c, senders):
+        c.far_way.connect = hang  # type: ignore[method-assign]
+        running = begun(c, c.handoff(senders), len(c.blocks))
+        await asyncio.wait_for(hanging.wait(), 60)
+        await until(lambda: c.intake.open_streams == 1)
+        assert len(senders._ways._asked) == 1
+        if cancels:
+            running.cancel()
+        else:
+            c.intake.close(1)
+        with pytest.raises(asyncio.CancelledError if cancels else LeaseUnknown):
+            await asyncio.wait_for(running, 60)
+        assert not senders._ways._asked
+
+
+async def test_a_way_stays_known_where_a_prompt_is_cancelled_or_its_handoff_is_taken_over() -> None:
+    async with cluster(TWO) as (c, senders):
+        running = begun(c, c.handoff(senders), 1)
+        await until(lambda: c.received() == [0])
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert len(senders._ways._asked) == 1
+        c.epoch += 1
+        c.intake.rearm(1, c.epoch)
+        await sent(c.handoff(senders), c)
+        assert len(senders._ways._asked) == 1
 
 
 async def test_a_handoff_that_is_taken_over_waits_in_vain_for_no_hosts_word(
@@ -156,7 +246,7 @@ async def processes(tls: TlsFiles | None) -> AsyncIterator[tuple[Cluster, Sender
     try:
         await asyncio.to_thread(process.await_ready)
         far = HostSender("", b"", TWO[0]), HostSender(f"127.0.0.1:{process.port}", TOKEN, TWO[1])
-        senders = HostSenders(far, c.memories[0], "auto", Dialer(own), c._takes_parts)
+        senders = HostSenders(far, c.memories[0], "auto", Dialer(own), first_s=60.0)
         yield c, process, senders
         await senders.close()
     finally:
@@ -169,15 +259,14 @@ async def test_a_sender_process_that_encrypts_sends_and_takes_orders_of_a_worker
     tls = files("worker")
     async with processes(tls) as (c, _, senders):
         for dialer in (PLAIN, Dialer(identity("router"))):
-            others = HostSenders([senders._own, *senders._others], c.memories[0], "auto", dialer, c._takes_parts)
-            handoff = c.handoff(others)
-            running = begun(c, handoff, 1)
-            handoff._hosts[0].give_up()  # a stranger's host reads none of its pages
+            others = HostSenders([senders._own, *senders._others], c.memories[0], "auto", dialer, first_s=60.0)
+            (far,) = others.others(Sender("p0", "m", "f", LAYOUT), "")
+            assert not await far.reaches(c.address)
+            handoff = far.handoff(c.to(), TWO[1], 0)
+            handoff.give_up()  # a stranger's host reads none of its pages
             with pytest.raises(WorkerLost, match="is gone"):
-                await asyncio.wait_for(running, 60)
+                await asyncio.wait_for(handoff.run((1, 2)), 60)
             await others.close()
-            c.epoch += 1
-            c.intake.rearm(1, c.epoch)
         await sent(c.handoff(senders), c)
         assert bytes(c.pages.view()) == c.bytes
 

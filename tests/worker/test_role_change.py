@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.speculate.draft import Speculator
+from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.steps.loop import StepLoop
 from baton.kernels.abi.cores import LentCores
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable
 from baton.protos.nouns import EngineRequest, KvLayout, Sampling, WorkerInfo, process_of
-from baton.protos.v1 import worker_pb2 as w
-from baton.protos.v1 import worker_pb2_grpc as stubs
-from baton.worker import engine_main
+from baton.worker import drafts, engine_main, membership
 from baton.worker.control import WorkerControl
 from baton.worker.engine_main import build, successor
 from baton.worker.membership import start_role
 from baton.worker.slots import SlotRecord
 from baton.worker.spec import EngineSpec, StepSpec, WorkerSpec
-from tests.worker.host_rig import Host
 
 PROMPT = tuple(range(2, 100))
 
@@ -107,6 +105,44 @@ def test_a_loop_hands_over_when_nothing_is_left_and_its_cache_is_the_successors(
     assert writer.empty
 
 
+def test_a_role_that_cannot_begin_leaves_the_engine_in_its_own_with_its_cache() -> None:
+    wire: Any = Wire()
+    reader = build(spec("prefill"), wire)
+    turns(reader, ch.Prefill(1, request("a"), 0, ()))
+    turns(reader, ch.SendClosed(1), ch.SetRole("decode"))
+    again = successor(StepSpec(speculation="draft:nowhere"), EngineSpec(device="paced:zero"), reader)
+    assert isinstance(again, PrefillLoop)
+    said = wire.sent[-1]
+    assert said.role == "prefill"
+    assert "draft:nowhere" in said.error.message
+    turns(again, ch.Prefill(2, request("b"), 0, ()))
+    (done,) = [m for m in wire.sent if isinstance(m, ch.PrefillDone) and m.key == 2]
+    assert done.cached_tokens == len(PROMPT) // 16 * 16
+
+
+def test_what_drafts_beside_the_model_is_loaded_once_and_kept_over_the_roles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[PromptLookup] = []
+
+    def load(*arguments: object) -> PromptLookup:
+        made.append(PromptLookup())
+        return made[-1]
+
+    monkeypatch.setattr(drafts, "_of_a_model", load)
+    steps, kept, wire = StepSpec(speculation="draft:x"), dict[str, Speculator](), Wire()
+    loop = build(spec("prefill", speculation="draft:x"), wire, kept)  # type: ignore[arg-type]
+    assert not made, "a prefill worker may never draft"
+    for role in ("decode", "prefill", "decode"):
+        turns(loop, ch.SetRole(role))
+        loop = successor(steps, EngineSpec(), loop, kept)
+        assert wire.sent[-1] == ch.RoleIs(role)
+    assert isinstance(loop, DecodeLoop)
+    assert loop.drafter is not None
+    assert [*loop.drafter._speculators] == made
+    assert len(made) == 1
+
+
 def test_a_decode_loop_waits_for_its_answers_and_for_streams_that_may_write() -> None:
     wire: Any = Wire()
     writer = build(spec("decode"), wire)
@@ -138,6 +174,10 @@ def test_a_share_that_is_open_outlives_the_role() -> None:
     assert writer.pool.snapshot_counts().leased == 1
     turns(writer, ch.Unpin(-2))
     assert writer.pool.snapshot_counts().leased == 0
+
+
+async def ready(said: Any) -> Any:
+    return said
 
 
 class Service:
@@ -172,6 +212,20 @@ def control(service: Service, sent: list[Any]) -> WorkerControl:
     layout = KvLayout("bfloat16", (), 1024, "bfloat16")
     info = WorkerInfo("w-3", "one", "decode", "a:1", "m", "f", layout, 100, 100, (), 8)
     return WorkerControl(info, sent.append, service)
+
+
+@pytest.mark.parametrize(("beats", "wants", "wish"), [(True, True, "d"), (True, False, "p"), (False, True, "p")])
+async def test_a_change_of_role_that_is_not_announced_leaves_no_wish(beats: bool, wants: bool, wish: str) -> None:
+    wished = ["p"]
+
+    async def want(slot: str, role: str) -> bool:
+        wished.extend([role] if wants else [])
+        return wants
+
+    member: Any = SimpleNamespace(beat=lambda: ready(beats))
+    info = control(Service(), []).info
+    told = await membership._announce(member, SimpleNamespace(want=want), info, "d")  # type: ignore[arg-type]
+    assert (told, wished[-1]) == (wish == "d", wish)
 
 
 async def test_routers_are_told_before_requests_end_and_sessions_end_last() -> None:
@@ -268,26 +322,3 @@ async def test_a_worker_comes_back_as_what_it_was_last() -> None:
     assert await start_role(planned, SlotRecord("s", 1, role="decode")) == "decode"
     away = spec("prefill", redis_url="unix:///nowhere/redis.sock")
     assert await start_role(away, SlotRecord("s", 1, role="decode")) == "decode"
-
-
-async def test_a_host_plays_one_role_after_the_other_around_one_engine(tmp_path: Path) -> None:
-    host = Host(tmp_path, "prefill")
-    try:
-        before = await asyncio.to_thread(host.record)
-        for role in ("decode", "prefill"):
-            now = await asyncio.to_thread(host.record)
-            async with grpc.aio.insecure_channel(now.address) as channel:
-                stub = stubs.WorkerStub(channel)
-                reply = await stub.SetRole(w.SetRoleRequest(role=role, grace_seconds=0.2))
-            for _ in range(3000):
-                now = await asyncio.to_thread(host.record)
-                if now.incarnation == reply.incarnation and now.role == role and now.address:
-                    break
-                await asyncio.sleep(0.02)
-            async with grpc.aio.insecure_channel(now.address) as channel:
-                info = await stubs.WorkerStub(channel).Describe(w.DescribeRequest())
-            assert (info.role, info.incarnation, info.state) == (role, reply.incarnation, "ready")
-            assert now.engine_pid == before.engine_pid
-            assert info.metrics_address == before.metrics_address
-    finally:
-        assert host.end() == 0

@@ -276,6 +276,10 @@ WORKER: dict[str, Metric] = {
     ),
     "preemptions": _count("preemptions", "Sequences put back to make room", _WORKER, vllm="num_preemptions"),
     "leases_swept": _count("leases_swept", "Leases the TTL sweeper had to end", _WORKER),
+    "steps_ahead": _count("steps_ahead", "Steps planned while the one before them ran, on a GPU", _WORKER),
+    "rows_discarded": _count(
+        "rows_discarded", "Rows of steps planned ahead whose answers had ended by then", _WORKER
+    ),
     "drafts": _count(
         "drafts", "Drafts verified, one per sequence and step", _WORKER, vllm="spec_decode_num_drafts"
     ),
@@ -337,6 +341,12 @@ WORKER: dict[str, Metric] = {
         (*_WORKER, "peer", "outcome"),
     ),
     "pair_bytes": _count("kv_pair_bytes", "KV bytes shipped to each decode worker", (*_WORKER, "peer"), "bytes"),
+    "received_bytes": _count(
+        "kv_received_bytes",
+        "KV bytes that handoffs brought, by the host of the worker's ranks that took them (lead: the worker's own)",
+        (*_WORKER, "host"),
+        "bytes",
+    ),
     "fetched_bytes": _count("kv_fetched_bytes", "KV bytes fetched from other workers' caches", _WORKER, "bytes"),
     "fetched_blocks": _count("kv_fetched_blocks", "KV blocks fetched from other workers' caches", _WORKER),
     "transfer_seconds": _seconds(

@@ -130,6 +130,8 @@ class WorkerMetrics:
     prefix_queries: Counter
     preemptions: Counter
     leases_swept: Counter
+    steps_ahead: Counter
+    rows_discarded: Counter
     drafts: Counter
     draft_tokens: Counter
     draft_tokens_accepted: Counter
@@ -215,6 +217,10 @@ class WorkerMetrics:
     def refused(self, error_label: str) -> None:
         """Counts one refused KV handoff frame, by error label."""
         self._with("refusals", error=error_label).inc()
+
+    def received(self, host: str, size: int) -> None:
+        """Counts ``size`` bytes of KV that handoffs brought to ``host`` of the worker's ranks."""
+        self._with("received_bytes", host=host).inc(size)
 
     def linked(self, peer: str, transport: str, bytes_per_s: float, reason: str) -> None:
         """Notes that KV to ``peer`` goes by ``transport`` from now on; ``reason`` says why the best transport isn't

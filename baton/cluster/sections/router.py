@@ -62,7 +62,7 @@ class RouterConfig(Section):
     context_classes: tuple[ContextClassSection, ...] = Field(
         default=DEFAULT_CLASSES, description="requests by prompt length, each with a queue of its own"
     )
-    max_queue: int = Field(default=1024, ge=1, description="requests that wait, per context class")
+    max_queue: int = Field(default=1024, ge=1, description="requests that wait, per model and context class")
     max_inflight_bytes: int = Field(default=1 << 30, ge=1 << 20, description="prompts and answers held at once")
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="a request that takes longer ends with an error"
@@ -109,8 +109,14 @@ class RouterConfig(Section):
     )
     trace_file: str = Field(default="", description="redacted trace of what was served (.jsonl); empty: none")
     trace_file_bytes: int = Field(default=64 << 20, ge=1024, description="a trace file that long is rotated")
-    tool_parser: str = Field(default="auto", description="format of tool calls: auto, hermes, llama3, mistral")
-    reasoning_parser: str = Field(default="auto", description="format of the model's thinking: auto, none, think")
+    tool_parser: str = Field(
+        default="auto",
+        description="format of tool calls: auto, deepseek_v3, glm45, harmony, hermes, llama3, minimax_m2, mistral, "
+        "qwen3_coder",
+    )
+    reasoning_parser: str = Field(
+        default="auto", description="format of the model's thinking: auto, none, harmony, think"
+    )
 
     @field_validator("cors_origins")
     @classmethod

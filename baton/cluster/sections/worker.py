@@ -113,7 +113,12 @@ class WorkerConfig(Section):
         default=0.8,
         gt=0,
         le=1,
-        description="of the host's available memory, that copies of GPUs' KV pages take together; they bound KV",
+        description="of the host's available memory, that copies of GPUs' KV pages take together",
+    )
+    kv_mirror: Literal["whole", "demand"] = Field(
+        default="whole",
+        description="whole: all of a GPU's KV pages have a copy on the host, which bounds them; demand: those that "
+        "are read there",
     )
     max_model_len: int = Field(default=0, ge=0, description="0 takes the model's own")
     max_batch: int = Field(default=64, ge=1, description="sequences in one step")
@@ -133,6 +138,10 @@ class WorkerConfig(Section):
         description="seconds between two decode steps while a prefill worker of the same machine, with which cores "
         "are lent, reads prompts. At most 0.4 of a chunk's time there. Answers advance together, which costs "
         "the prompts less. 0: as fast as it goes",
+    )
+    async_steps: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: a GPU's decode step is planned while the one before it runs, where nothing is drafted",
     )
     speculation: str = Field(
         default="auto",

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from baton.quantize.source import Source
 
 
+# Forms of experts that transformers loads, for whoever asks for another.
+LOADED = "it does those of rtn, gptq and awq, symmetric, and of fp8 and mxfp4, all as compressed-tensors"
+
+
 @dataclass(frozen=True)
 class MethodOptions:
     """Says how weights are rounded: method, bits, group size."""
@@ -64,7 +68,8 @@ class FormOptions:
         bool | None,
         typer.Option(
             "--asymmetric/--symmetric",
-            help="Groups have zero points of their own, or the middle of the range; awq has them unless told",
+            help="Groups have zero points of their own, or the middle of the range; awq has them unless told, "
+            "or unless a model has experts",
             show_default=False,
         ),
     ] = None
@@ -94,28 +99,34 @@ def quantize_command(
     def run() -> int:
         import torch
 
+        from baton.quantize.layers import has_experts
         from baton.quantize.source import Source
 
-        recipe = _recipe(method, form)
+        _recipe(method, form).checked()  # before a model is looked for
         if threads:
             torch.set_num_threads(threads)
-        return _quantize(Source(model), recipe, calibration, Path(out))
+        source = Source(model)
+        experts = has_experts(source.program)
+        return _quantize(source, _recipe(method, form, experts).checked(experts), calibration, Path(out))
 
     raise typer.Exit(guarded(run))
 
 
-def _recipe(of: MethodOptions, form: FormOptions) -> Recipe:
+def _recipe(of: MethodOptions, form: FormOptions, experts: bool = False) -> Recipe:
+    """Returns what the flags ask for. ``experts`` says whether the model has any, of which others read no zero
+    points.
+    """
     from baton.quantize.schemes import Recipe
 
-    asymmetric = of.method == "awq" if form.asymmetric is None else form.asymmetric
+    asymmetric = of.method == "awq" and not experts if form.asymmetric is None else form.asymmetric
     grid = (of.method, of.bits, of.group, not asymmetric)
-    return Recipe(*grid, form.act_order, form.regroup, form.format, form.kv_cache_dtype).checked()
+    return Recipe(*grid, form.act_order, form.regroup, form.format, form.kv_cache_dtype)
 
 
 def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, out: Path) -> int:
     from baton.quantize.calibration import FEW
     from baton.quantize.kv_scales import require_plain_kv
-    from baton.quantize.layers import layers_of
+    from baton.quantize.layers import has_experts, layers_of
     from baton.quantize.run import quantize, require_fitting
 
     console = Console(stderr=True, highlight=False)
@@ -126,6 +137,8 @@ def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, o
     if 0 < len(text) < FEW:
         few = f"[yellow]only {len(text)} samples of {calibration.tokens} tokens:[/]"
         console.print(f"{few} give more text for a better checkpoint")
+    if recipe.hides_experts and has_experts(source.program):
+        console.print(f"[yellow]transformers doesn't load experts as {recipe.format} of this method:[/] {LOADED}")
     with _progress(console) as progress:
         task = progress.add_task(f"{recipe.method}, layers", total=None)
         quantize(source, recipe, text, out, lambda done, of: progress.update(task, completed=done, total=of))

@@ -63,7 +63,7 @@ FLAGS = (
         ("decode", "cluster.decode", int, "Decode workers (1)"),
         ("colocated", "cluster.colocated", bool, "Workers that do both, no handoff"),
         ("device", "worker.device", str, "cpu, cuda, auto or paced:PROFILE (cpu)"),
-        ("pages", "worker.pages", int, "KV pages per worker, 16 tokens each unless [worker] says otherwise"),
+        ("pages", "worker.pages", int, "KV pages per worker, of worker.block_tokens tokens each (16)"),
         ("policy", "router.policy", str, "round_robin, least_loaded or cost (cost)"),
     ),
     *_panel(

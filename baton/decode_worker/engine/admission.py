@@ -67,6 +67,7 @@ def open_pages(
         return OpenedPages(root, hashes, pool.open_behind(*behind, sunk=kept.slots), None, kept, running)
     limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
     limit = limit if kept is None else min(limit, kept.first)
+    limit = limit if running is None else min(limit, prompt // size)
     asked = hashes[: tokens // size], blocks_for(tokens, size), limit, reserve
     reach = reach if message.local else reach.behind(tokens, size)
     lease = partial(opened, pool, rules, *asked, brought=not message.local, reach=reach)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 from baton.decode_worker.engine.leases import HandoffLease
-from baton.engine.plan import Mirror
+from baton.engine.abilities import Mirror
 from baton.kv.pages.pool import PageLease
 from baton.protos import channel as ch
 from baton.protos.errors import LeaseUnknown

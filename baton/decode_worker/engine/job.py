@@ -99,6 +99,8 @@ class DecodeJob:
     def holdable(self) -> int:
         """Returns how many leading blocks may be taken from the prefix cache."""
         limit = holdable_of(self.sequence.request, len(self.sequence.tokens), self._size)
+        if self.running is not None:  # another prompt's blocks of the answer have no scores of its own
+            limit = min(limit, self.running.prompt // self._size)
         return limit if self.kept is None else min(limit, self.kept.first)
 
     def keep_state(self) -> None:
@@ -163,7 +165,7 @@ class DecodeJob:
         self.pages, self.sealed, self.states = pages, pages.held, states
         self.running = None if self.running is None else self.running.fresh()
         self._findable = self._findable_tokens(pages)
-        pages.hinted = self.sequence.request.retained
+        pages.hinted_blocks = self.sequence.request.hinted_blocks(pages.block_tokens)
         self.sequence.computed = pages.held * pages.block_tokens
 
     @property

@@ -8,7 +8,7 @@ Knows nothing of gRPC, streams or routers. Single-threaded: pages change hands o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -24,7 +24,8 @@ from baton.decode_worker.engine.requests import RequestState
 from baton.decode_worker.engine.scheduler import DecodeScheduler
 from baton.decode_worker.engine.starvation import Starvation
 from baton.decode_worker.engine.swap import SwapArea
-from baton.engine.plan import SampledToken, SequenceStep, mirror_of
+from baton.engine.abilities import mirror_of
+from baton.engine.plan import SampledToken, SequenceStep
 from baton.engine.request_checks import check_request
 from baton.engine.speculate.draft import States
 from baton.engine.speculate.drafter import Drafter
@@ -60,7 +61,7 @@ class DecodeLoop(StepLoop):
         self.pace = StepPace(limits.pace_s, parts.cores.prompts_beside, parts.clock)
         memory = None if self.spec.layout.windows else parts.memory  # copies are of one page table
         pages, clock = self.pool.pages, parts.clock
-        self.swap = SwapArea.beside(memory, self.spec.layout, pages, clock) if memory else None
+        self.swap = SwapArea.beside(memory, self.spec.layout, pages, clock, self.mirror) if memory else None
         self.drafter, self.ahead = drafter, PromptReader(drafter, parts.clock)
         reach = AttentionReach.of(self.spec.layout, grows=True)
         self.scheduler = DecodeScheduler(
@@ -90,10 +91,7 @@ class DecodeLoop(StepLoop):
             outcome = self.compute(plan)
             took = outcome.seconds
             self._observe(plan.shape(took))
-            for key, sampled in outcome.sampled.items():
-                self._tell_ahead(key, sampled)
-            for item in plan.items:
-                self._advance(item, outcome)
+            self._learn(plan.items, outcome)
         starved = not plan.items and self._fail_starved()
         self._tell()
         return self.ahead.turn(took) or bool(plan.items) or starved
@@ -198,7 +196,7 @@ class DecodeLoop(StepLoop):
     def _register(self, message: ch.Admit, found: OpenedPages) -> bytes:
         """Registers the job under the request's key and, for a handoff, its lease; returns the lease's id."""
         key, now, lease_id = message.key, self.clock(), self.entropy(LEASE_ID_BYTES)
-        found.pages.hinted = message.request.retained
+        found.pages.hinted_blocks = message.request.hinted_blocks(found.pages.block_tokens)
         sequence = self.sequence(key, message.request)
         self._ages += 1
         job = DecodeJob(sequence, found.root, found.pages, self._ages, found.states, found.kept, found.running)
@@ -227,6 +225,8 @@ class DecodeLoop(StepLoop):
         self._asked_tokens += len(job.sequence.request.token_ids)
         self.ahead.begin(job.sequence)
         self.scheduler.add(job)
+        if job.sequence.outputs:
+            self.outputs.owe(job.sequence.seq)
 
     def _commit(self, state: RequestState, message: ch.Commit) -> None:
         job, receive = state.job, state.receive
@@ -240,13 +240,20 @@ class DecodeLoop(StepLoop):
             job.states.landed(job.sequence.computed, *job.state_terms)
         self.scheduler.add(job)
         self.channel.send(ch.Committed(message.key, message.epoch))
-        first = message.first
-        self._take(
-            message.key,
-            (SampledToken(message.key, first.token_ids[0], first.logprobs[0] if first.logprobs else None),),
-        )
+        key, first = message.key, message.first
+        if first.token_ids:
+            self._take(key, (SampledToken(key, first.token_ids[0], first.logprobs[0] if first.logprobs else None),))
+        elif self.outputs.take(key, state, first):  # the answer was complete when it came
+            self._end(key)
 
     # ---- after a step ----
+
+    def _learn(self, items: Iterable[SequenceStep], outcome: StepOutcome) -> None:
+        """Takes the results of a step for those of its ``items`` that are still wanted."""
+        for key, sampled in outcome.sampled.items():
+            self._tell_ahead(key, sampled)
+        for item in items:
+            self._advance(item, outcome)
 
     def _advance(self, item: SequenceStep, outcome: StepOutcome) -> None:
         if item.seq in outcome.failed:
@@ -329,12 +336,16 @@ class DecodeLoop(StepLoop):
         """Ends a request and frees its pages; those that may still be written stay leased until they can't be."""
         job = self.requests.pop(key).job
         self.ahead.end(key)
-        self.scheduler.remove(job)
-        self.parts.adapters.release(key)
+        self._let_go(key, job)
         if self.drafter is not None:
             self.drafter.end(job.sequence)
         job.sequence.leave()  # the drafter may keep it for long
         self.receives.forget_settled(key)
+
+    def _let_go(self, key: int, job: DecodeJob) -> None:
+        """Frees the pages of ``job``, whose request ``key`` has ended, and its use of an adapter."""
+        self.scheduler.remove(job)
+        self.parts.adapters.release(key)
 
     def _sweep(self) -> None:
         for key in self.receives.overdue():

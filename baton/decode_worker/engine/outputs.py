@@ -36,6 +36,10 @@ class StepOutputs:
             self._late.add(key)
         return bool(run.finish_reason)
 
+    def owe(self, key: int) -> None:
+        """Notes that the grammar of request ``key`` has yet to tell whether its tokens so far are all."""
+        self._late.add(key)
+
     def take_late(self, requests: Mapping[int, RequestState]) -> list[int]:
         """Adds the ends of answers whose grammars have replied that the last token was the last one; returns their
         keys.
@@ -49,7 +53,7 @@ class StepOutputs:
                 continue
             self._late.remove(key)
             if state is not None and (run := state.job.sequence.late_end()) is not None:
-                self._outputs.append(ch.Output(key, run, 0, state.last_stations(run, self._clock()), (), b""))
+                self.take(key, state, run)
                 ended.append(key)
         return ended
 

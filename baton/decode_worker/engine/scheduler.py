@@ -13,7 +13,7 @@ from itertools import islice
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.job import DecodeJob, Share, step_of
 from baton.decode_worker.engine.swap import SwapArea
-from baton.engine.plan import DraftBranch, StepPlan
+from baton.engine.plan import MOST_SCORED, DraftBranch, StepPlan
 from baton.engine.request_checks import blocks_for
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
@@ -65,11 +65,15 @@ class DecodeScheduler:
         """Inserts a job into the batch by its rank."""
         insort(self.running, job, key=lambda d: d.rank)
 
-    def remove(self, job: DecodeJob) -> None:
-        """Removes a job, whether it runs or waits, and frees its pages and its copy in host memory."""
+    def drop(self, job: DecodeJob) -> None:
+        """Removes a job from the batch, whether it runs or waits; its pages stay leased."""
         for members in (self.running, self.waiting):
             if job in members:
                 members.remove(job)
+
+    def remove(self, job: DecodeJob) -> None:
+        """Removes a job as ``drop`` does, and frees its pages and its copy in host memory."""
+        self.drop(job)
         job.close()
         if self.swap is not None and job.swap_entry is not None:
             self.swap.drop(job.swap_entry)
@@ -101,7 +105,7 @@ class DecodeScheduler:
     def _shares(self) -> list[Share]:
         """Returns the jobs in the step with their tokens, in order; their pages are leased."""
         shares: list[Share] = []
-        (writers, budget), running, at = self._limits(), self.running, 0
+        (writers, budget), running, at, scored = self.limits(), self.running, 0, MOST_SCORED
         while at < len(running) and len(shares) < self.max_batch:  # who is preempted meanwhile comes after ``at``
             job = running[at]
             at += 1
@@ -109,12 +113,16 @@ class DecodeScheduler:
             prefilling, pending = job.prefilling, len(sequence.tokens) - sequence.computed
             if not prefilling and writers == 0:
                 continue
-            take = self._whole(job, min(pending, max(0, budget))) if prefilling else 1
-            waits = take == pending and not sequence.ready
+            scores = prefilling and sequence.scores_prompt and job.kept is None and job.running is None
+            most = min(budget, scored) if scores else budget
+            known = pending - (not sequence.ready)  # the last token waits until its grammar is compiled
+            take = self._whole(job, min(known, max(0, most))) if prefilling else 1
+            waits = take == pending > known
             if take == 0 or waits or not self._grow(job, take):
                 continue
             shares.append((job, take, prefilling))
             budget -= take if prefilling else 0
+            scored -= take if scores else 0
             writers -= not prefilling
         return shares
 
@@ -182,7 +190,7 @@ class DecodeScheduler:
             return None
         return next(iter(self.running or self.waiting), None)
 
-    def _limits(self) -> tuple[int, int]:
+    def limits(self) -> tuple[int, int]:
         """Returns how many answers this step may advance, and how many prompt tokens it may compute."""
         if not self.budget.limits:
             return self.max_batch, self.chunk_tokens

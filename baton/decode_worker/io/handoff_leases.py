@@ -7,18 +7,23 @@ Everything runs on one event loop and nothing waits.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from baton.decode_worker.io.intake_lease import IntakeLease
+from baton.kv.layout.extents import Part
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.channel import SendToEngine
 from baton.protos.errors import BatonError, LeaseUnknown, StaleEpoch
 from baton.protos.nouns import KvLayout
 
+LEAD = "lead"  # what metrics call the worker's own host
+
 
 class HandoffLeases:
     """Holds the leases that handoffs to this worker may fill, its pages and its channel to the engine.
 
-    ``send_to_engine`` must not block.
+    ``send_to_engine`` must not block. Where ranks of several ``hosts`` take their parts of every page, ``part`` is
+    what comes to this one, which ``leads`` unless it is another than the lead's.
     """
 
     def __init__(
@@ -27,7 +32,11 @@ class HandoffLeases:
         layout: KvLayout,
         fingerprint: str,
         send_to_engine: SendToEngine,
+        part: Part = (),
+        hosts: int = 1,
+        leads: bool = True,
     ) -> None:
+        self.part, self.hosts, self.leads = part, hosts, leads
         self.refusals: Counter[str] = Counter()
         self.received_blocks = 0
         self.received_bytes = 0
@@ -58,6 +67,21 @@ class HandoffLeases:
         for stream in lease.open_streams:
             stream.stop(StaleEpoch(f"epoch {epoch} took over from {stream.epoch}", "epoch"))
 
+    def stop(self, key: int, epoch: int, error: BatonError) -> None:
+        """Ends the open streams of ``epoch`` for the lease of request ``key`` with ``error``."""
+        lease = self._by_key.get(key)
+        for stream in () if lease is None else lease.open_streams:
+            if stream.epoch == epoch:
+                stream.stop(error)
+
+    def known(self, key: int) -> IntakeLease | None:
+        """Returns the open lease of request ``key``; None if there is none."""
+        return self._by_key.get(key)
+
+    def when_known(self, key: int, then: Callable[[], None]) -> None:
+        """Calls ``then`` once every host takes streams of the lease of request ``key`` and its epoch."""
+        then()
+
     def close(self, key: int, error: BatonError | None = None) -> None:
         """Closes the lease of request ``key``: nothing is written for it any more. Open streams end with
         ``error``.
@@ -75,6 +99,11 @@ class HandoffLeases:
         for stream in () if lease is None else lease.open_streams:
             if stream.epoch == epoch:
                 stream.committed()
+
+    @property
+    def received(self) -> Counter[str]:
+        """Returns the bytes of verified blocks by the host of the worker's ranks that took them."""
+        return Counter({LEAD: self.received_bytes})
 
     @property
     def open_streams(self) -> int:

@@ -183,8 +183,7 @@ class HandoffSink:
         ours, opening = self._leases.layout, control.decode_opening(frame.body)
         layout = ours if opening.extents else shard_of(ours, frame.shard_rank, frame.shard_count)
         require_same(opening.layout, layout)
-        if opening.extents:
-            self._require_extents(opening.extents, frame)
+        self._require_way(opening, frame)
         if opening.fingerprint != self._leases.fingerprint:
             raise LayoutMismatch(
                 f"the blocks are of weights {opening.fingerprint[:16]}…, this worker runs "
@@ -197,18 +196,35 @@ class HandoffSink:
                 "total_blocks",
             )
         senders = frame.shard_count if opening.extents else layout.shard_count // ours.shard_count
-        is_first = lease.join(self, frame.shard_rank, senders, opening.extents, ours.page_bytes)
+        own = self._leases.part if opening.receivers else ()
+        is_first = lease.join(self, frame.shard_rank, senders, opening.extents, ours.page_bytes, own)
         self.lease, self.epoch, self._layout, self._extents = lease, lease.epoch, layout, opening.extents
         self.rank, self.shards = frame.shard_rank, frame.shard_count
         if is_first:
             self._leases.tell(ReceiveOpened(lease.key, lease.epoch))
         self._line.reply(frames.ack(frame))
 
-    def _require_extents(self, extents: Part, frame: Frame) -> None:
-        """Raises LayoutMismatch unless pages here may come in parts, and ``extents`` are of one among several."""
+    def _require_way(self, opening: control.Opening, frame: Frame) -> None:
+        """Raises LayoutMismatch unless pages may come to this host as ``opening`` says: whole or in parts."""
+        here = self._leases
+        if opening.receivers not in ((0, here.hosts) if here.leads else (here.hosts,)) or (
+            opening.receivers and not (here.part and opening.extents)
+        ):
+            text = (
+                f"the sender divides pages among {opening.receivers} hosts, this worker's ranks are on {here.hosts}"
+            )
+            raise LayoutMismatch(f"{text}; ask the worker again what goes where (Describe)", "receivers")
+        if opening.extents:
+            self._require_extents(opening.extents, frame, several=not opening.receivers)
+
+    def _require_extents(self, extents: Part, frame: Frame, several: bool) -> None:
+        """Raises LayoutMismatch unless pages here may come in parts, and ``extents`` are of one sender's, among
+        ``several`` if that is said.
+        """
         ours = self._leases.layout
         require_part(extents, ours.page_bytes)
-        if codec_of(ours) or ours.shard_count > 1 or not frame.shard_rank < frame.shard_count > 1:
+        alone = several and frame.shard_count < 2
+        if codec_of(ours) or ours.shard_count > 1 or alone or frame.shard_rank >= frame.shard_count:
             raise LayoutMismatch(
                 f"extents of shard {frame.shard_rank} of {frame.shard_count}: several hosts send parts of whole, "
                 "uncoded pages",
@@ -293,6 +309,8 @@ class HandoffSink:
         if missing:
             raise HandoffRefused(f"{len(missing)} blocks are missing, the first is {missing[0]}", "blocks")
         closing = control.decode_closing(frame.body)
+        if not closing.first.token_ids and not closing.first.finish_reason:
+            raise HandoffRefused("a commit brings the first token, or the end of an answer without one", "first")
         self._report()
         self._commit_frame = frame
         said = lease.commit(self.rank, closing)

@@ -3,7 +3,8 @@ memory.
 
 If the senders hold more shards than this worker (tensor parallelism m to fewer n), or are the hosts of one worker's
 ranks, a block is gathered from several senders' parts, each by a stream of its own; it counts once all of its parts
-have arrived.
+have arrived. Where this worker's ranks are on several hosts, each may have such a lease for the part of every page
+that goes there (``divided``).
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class IntakeLease:
     """The blocks that streams may write under one lease: those of ``hashes`` from ``held`` on, to ``pages``, by
     block index.
 
-    ``received`` blocks are complete and verified. ``unseen`` is a range of blocks that are never read: they count
-    as received. The first ``slots`` blocks are selected by the prefill worker, and are not kept if another one
-    takes over.
+    ``received`` blocks are complete and verified; of a divided lease, what of them goes to this host is. ``unseen``
+    is a range of blocks that are never read: they count as received. The first ``slots`` blocks are selected by the
+    prefill worker, and are not kept if another one takes over.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class IntakeLease:
         self.held = held
         self.received = set(range(*unseen))
         self.committing = False
+        self.divided = False  # whether streams of the present epoch bring one host's part of every page
+        self._complete = set(self.received)  # of the received blocks, those that are on all hosts
         self._senders = 1
         self._streams: dict[int, LeaseStream] = {}  # by the sender's shard
         self._parts: defaultdict[int, set[int]] = defaultdict(set)  # of blocks that aren't whole yet
@@ -69,6 +72,11 @@ class IntakeLease:
         """Returns the streams that may write at present."""
         return tuple(self._streams.values())
 
+    def completed(self, blocks: Iterable[int]) -> None:
+        """Records that every host has its part of ``blocks``."""
+        self._complete.update(blocks)
+        self.received.update(blocks)
+
     def rearm(self, epoch: int) -> None:
         """Accepts only ``epoch`` from now on; blocks that the earlier prefill worker selected must be sent
         again.
@@ -77,38 +85,60 @@ class IntakeLease:
         self._closings.clear()
         chosen = range(self._slots)
         self.received.difference_update(chosen)
+        self._complete.difference_update(chosen)
         for parts in self._parts.values():
             parts.difference_update(chosen)
 
-    def join(self, stream: LeaseStream, rank: int, senders: int, extents: Part = (), page_bytes: int = 0) -> bool:
+    def join(
+        self,
+        stream: LeaseStream,
+        rank: int,
+        senders: int,
+        extents: Part = (),
+        page_bytes: int = 0,
+        own: Part = (),
+    ) -> bool:
         """Lets ``stream`` write shard ``rank`` of ``senders``, which is ``extents`` of a page of ``page_bytes`` if
         there are any; returns whether it is the first.
 
-        Raises HandoffRefused, and LayoutMismatch if all senders' extents together aren't a page.
+        If the lease is divided, all senders' extents together are ``own``, this host's part; otherwise that is ().
+        Raises HandoffRefused, and LayoutMismatch if they aren't, or aren't a page.
         """
         if rank in self._streams:
             raise HandoffRefused("a handoff of this lease and epoch is already open", "lease")
-        if senders != self._senders or bool(extents) != bool(self._extents):
+        divided = bool(own)
+        if senders != self._senders or bool(extents) != bool(self._extents) or divided != self.divided:
             if self._streams:
                 raise HandoffRefused(f"{self._senders} senders bring this lease, not {senders}", "shard_count")
             self._senders = senders
             self._parts.clear()  # parts of another size are no parts of these
             self._extents.clear()
+            self._divide(divided)
         if extents:
-            self._take_extents(rank, extents, page_bytes)
+            self._take_extents(rank, extents, page_bytes, own)
         self._closings.pop(rank, None)
         self._streams[rank] = stream
         return len(self._streams) == 1
 
-    def _take_extents(self, rank: int, extents: Part, page_bytes: int) -> None:
-        """Notes what of a page shard ``rank``'s sender brings; no block is whole before all senders' are a page."""
+    def _divide(self, divided: bool) -> None:
+        """Begins to take one host's part of every page, or whole pages again: then what this host alone had counts
+        no more.
+        """
+        if self.divided and not divided:
+            self.received = set(self._complete)
+        self.divided = divided
+
+    def _take_extents(self, rank: int, extents: Part, page_bytes: int, own: Part) -> None:
+        """Notes what of a page shard ``rank``'s sender brings; no block is whole before all senders' are a page, or
+        ``own``.
+        """
         if self._extents.get(rank) != extents:
             self._parts.pop(rank, None)
             self._extents[rank] = extents
         if len(self._extents) < self._senders:
             return
         try:
-            require_whole(tuple(self._extents.values()), page_bytes)
+            require_whole(tuple(self._extents.values()), page_bytes, own)
         except LayoutMismatch:
             gone = self._extents.keys() - self._streams.keys() - {rank}
             if not gone:

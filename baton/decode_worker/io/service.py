@@ -191,13 +191,30 @@ class DecodeService:
     def _answer(self, entry: SessionRequest, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
         if entry.cancelled and isinstance(message, (ch.Admitted, ch.Rearmed)):
             return  # its intake is closed: nothing may be received for it any more
-        if isinstance(message, ch.Admitted):
-            self._admitted(entry, message)
-        elif isinstance(message, ch.Rearmed):
-            entry.epoch = message.epoch
+        if isinstance(message, (ch.Admitted, ch.Rearmed)):
+            self._allowed(entry, message)
+            return
         entry.session.reply(entry, message)
         if isinstance(message, ch.Ended) or (isinstance(message, ch.Refused) and not entry.lease):
             self._drop(entry, message.error)
+
+    def _allowed(self, entry: SessionRequest, message: ch.Admitted | ch.Rearmed) -> None:
+        """Tells the router of a lease, or of its next epoch, once every host would take streams of it; at once of a
+        prompt that is computed here, which none receives.
+        """
+        if isinstance(message, ch.Admitted):
+            self._admitted(entry, message)
+        else:
+            entry.epoch = message.epoch
+
+        def reply() -> None:
+            if self._requests.get(entry.key) is entry and not entry.cancelled:
+                entry.session.reply(entry, message)
+
+        if entry.local:
+            reply()
+        else:
+            self._intake.when_known(entry.key, reply)
 
     def _admitted(self, entry: SessionRequest, message: ch.Admitted) -> None:
         entry.lease, entry.epoch = message.lease, message.epoch

@@ -18,7 +18,8 @@ from baton.drill.scenario import Request
 from baton.protos.json import Json
 
 THOUGHT = re.compile(r"(?P<thought>.*?)(?:</think>\n*(?P<rest>.*)|\Z)", re.DOTALL)
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+# A stop string may begin with the last character of a call's end; the call is one all the same.
+CALL = re.compile(r"<tool_call>(.*?)</tool_call(?:>|\Z)", re.DOTALL)
 LISTED = re.compile(r'{"name": "(\w+)",(?: "parameters": ({[^}]*}?))?')
 
 

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
-from baton.drill.checks import chat, messages, responses, text
+from baton.drill.checks import chat, messages, responses, tensors, text
+from baton.drill.checks.keys import LET_IN, REFUSALS, KeyWitness
+from baton.drill.checks.ranking import wrong_ranking
 from baton.drill.language import oracle
 from baton.drill.scenario import PrefixPin, Request
 from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
+from baton.protos.json import Json
 
 if TYPE_CHECKING:
     from baton.router.request.request import ChoiceStream
@@ -27,6 +30,8 @@ OF_ADAPTERS = {
 }  # fmt: skip
 
 
+# Codes of a request that is over its key's rate: over gRPC, by OpenAI's names, and by Anthropic's.
+OVER_RATE = {"quota_exceeded", "rate_limit_exceeded", "rate_limit_error"}
 # Ends of a gRPC call that no handler chose: its connection, its time, or the server that stops.
 UNTYPED = {"status UNAVAILABLE", "status CANCELLED", "status DEADLINE_EXCEEDED"}
 
@@ -51,6 +56,7 @@ class Judge:
         self._pins = pins
         self._spared, self._sight = spared, sight
         self.violations: list[str] = []
+        self.keys = KeyWitness((), self.violated)
         self.short_of_memory = False  # whether a handler may fail before it has begun
         self._halt = halt
         self._alike: defaultdict[tuple[str, tuple[int, ...]], list[Request]] = defaultdict(list)
@@ -78,18 +84,23 @@ class Judge:
             self.violated(f"request {request.number}: refused without a fault: {error}")
 
     def charged(self, request: Request, now: float) -> None:
-        """Stores that the tenant's rate limit admitted ``request`` at ``now`` (loop time)."""
-        self._charged.setdefault(request.tenant, []).append((now, request.n))
+        """Stores that the rate of the request's key, or of its tenant, admitted it at ``now`` (loop time)."""
+        whose = f"tenant {request.tenant}" if request.key is None else f"key {request.key}"
+        self._charged.setdefault(whose, []).append((now, request.n))
 
     def rates_held(self, per_min: int) -> None:
-        """Reports each tenant that was admitted more requests than ``per_min`` per minute allows, with a burst of a
-        minute's worth.
+        """Reports each tenant or key that was admitted more requests than ``per_min`` per minute allows, with a
+        burst of a minute's worth.
         """
-        for tenant, charges in self._charged.items():
+        for whose, charges in self._charged.items():
             seconds, most = charges[-1][0] - charges[0][0], max(n for _, n in charges)
             allowed = per_min + seconds * per_min / 60 + most
             if (taken := sum(n for _, n in charges)) > allowed:
-                self.violated(f"tenant {tenant}: {taken} requests in {seconds:.1f} s at {per_min} per minute")
+                self.violated(f"{whose}: {taken} requests in {seconds:.1f} s at {per_min} per minute")
+
+    def length(self, request: Request, choice: int) -> int:
+        """Returns the number of tokens of the whole answer."""
+        return len(self._answer(request, choice))
 
     def lost(self) -> None:
         """Counts a request whose router died while it ran, as cancelled."""
@@ -128,8 +139,11 @@ class Judge:
     def replied(self, request: Request, status: int, body: bytes) -> str:
         """Compares a whole reply over HTTP with the oracle's; returns its error's code, "complete" for none."""
         name = f"request {request.number}"
-        reply = None if status != 200 or request.sampling.pooling else _read(request, body)
+        read = status == 200 and not request.sampling.pooling and request.ranking is None
+        reply = _read(request, body) if read else None
         error = _error(request, status, body) if status != 200 else "" if reply is None else reply.error
+        if self.keys.ended(request, REFUSALS.get(status, LET_IN), not error):
+            return str(error)
         if error:
             self._failed_over_http(request, error)
             return str(error)
@@ -141,6 +155,8 @@ class Judge:
     def replied_over_grpc(self, request: Request, reply: text.TextReply) -> str:
         """Compares a whole reply over gRPC with the oracle's; returns its error's code, "complete" for none."""
         name = f"request {request.number}"
+        if self.keys.ended(request, reply.error if reply.error in REFUSALS.values() else LET_IN, not reply.error):
+            return reply.error
         if reply.error:
             self._failed_over_http(request, reply.error)
             short = self.short_of_memory and reply.error == "status UNKNOWN"
@@ -155,10 +171,20 @@ class Judge:
     def _wrong_over_http(
         self, request: Request, reply: text.TextReply | chat.ChatReply | None, body: bytes
     ) -> Iterator[str]:
-        """Returns what is wrong with a reply with status 200; ``reply`` is None for an embedding's."""
+        """Returns what is wrong with a reply with status 200; ``reply`` is None for vectors and rankings."""
+        if request.ranking is not None:
+            return wrong_ranking(request, body, self._sight)
         if reply is None:
             return text.vector_wrong(request, body, self._on(request))
         want = [text.text_of(request, *self._whole(request, choice)) for choice in range(request.n)]
+        if (
+            not self._faulty
+            and request.n == 1
+            and (told := cached(reply.usage)) > (most := self._shareable(request))
+        ):
+            self.violated(f"request {request.number}: {told} cached tokens, and its tenant can have left {most}")
+        if request.tensors and isinstance(reply, text.TextReply):
+            return tensors.wrong_tensors(request, reply, want)
         if isinstance(reply, chat.ChatReply):
             return chat.wrong_chat(request, reply, want)
         return text.wrong(request, reply, want)
@@ -169,6 +195,7 @@ class Judge:
         if self._spared and error == "worker_lost" and not scored:
             self.violated(f"request {request.number}: lost though fewer workers ended than it had tries")
         excused = request.deadline_after is not None or (request.adapter and error in OF_ADAPTERS)
+        excused = excused or (request.key is not None and error in OVER_RATE)
         if not self._faulty and not excused:
             self.violated(f"request {request.number}: failed without a fault: {error}")
 
@@ -229,6 +256,8 @@ class Judge:
 
 
 def _read(request: Request, body: bytes) -> text.TextReply | chat.ChatReply:
+    if request.tensors:
+        return tensors.read_tensors(request, body)
     if request.anthropic:
         return messages.read_messages(request, body)
     if request.responses:
@@ -237,9 +266,16 @@ def _read(request: Request, body: bytes) -> text.TextReply | chat.ChatReply:
 
 
 def _error(request: Request, status: int, body: bytes) -> str:
+    if request.tensors:
+        return tensors.status_code(status, body)
     if request.anthropic:
         return messages.error_of(status, body)
     return str(orjson.loads(body)["error"]["code"])
+
+
+def cached(usage: Json | None) -> int:
+    """Returns the cached tokens of the prompt that a reply's usage names, 0 where it names none."""
+    return ((usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 def _for_its_adapter(request: Request, error: BaseException) -> bool:

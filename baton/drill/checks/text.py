@@ -115,7 +115,8 @@ def _prompt_wrong(request: Request, reply: TextReply) -> Iterator[str]:
     """Yields what is wrong with a prompt's log-probabilities: every choice tells them, if they were asked for."""
     top = request.sampling.prompt_logprobs
     told = sorted(reply.prompts)
-    if told != ([] if top is None else list(range(request.n))):
+    none = request.over_grpc and len(request.prompt) == 1  # a first token has none, and an empty list isn't told
+    if told != ([] if top is None or none else list(range(request.n))):
         yield f"choices {told} of {request.n} have log-probabilities of the prompt, and {top} were asked for"
     want = oracle.scored(request.prompt, top or 0)
     for index, scores in reply.prompts.items():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton.drill.checks.fairness import FairnessWitness
+from baton.drill.checks.keys import salt_of
 from baton.drill.language.grammar import alike
 from baton.drill.scenario import Phase, Request
 from baton.protos import channel as ch
@@ -27,7 +28,8 @@ EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by
 class Witnesses(NamedTuple):
     """Holds what the checks of all engines of a cluster share; each violation is passed to ``violated``.
 
-    ``pinned`` is told of each pin that an engine is asked for.
+    ``pinned`` is told of each pin that an engine is asked for. ``whole(request, choice)`` is the number of tokens
+    of a whole answer.
     """
 
     violated: Violated
@@ -35,6 +37,7 @@ class Witnesses(NamedTuple):
     departed: Departed
     fairness: FairnessWitness
     pinned: Callable[[], None] = lambda: None
+    whole: Callable[[Request, int], int] = lambda request, choice: 0
 
 
 class EngineWitness:
@@ -57,12 +60,12 @@ class EngineWitness:
     ) -> None:
         self._reached = reached
         self._adapters, self._name, self._requests, self._ttl_s = adapters, name, requests, lease_ttl_s
-        self._violated, self._answers, self._departed, self._fairness, self._pinned = witnesses
+        self.violated, self._answers, self._departed, self._fairness, self._pinned, self._whole = witnesses
         self._progress: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
         self._cancelled: set[int] = set()  # requests whose cancel an earlier turn has taken
         self._leaving: set[int] = set()  # those whose cancel the next turn takes, with what came before it
-        self.fingerprint, self._patience_s = "", patience_s
+        self.weights, self._patience_s = "", patience_s
         self._asked: dict[int, tuple[int, int]] = {}  # request and choice by the engine's key
 
     def told(self, message: ch.ToEngine, now: float, true: float) -> None:
@@ -83,8 +86,8 @@ class EngineWitness:
             self._pinned()
         elif isinstance(message, ch.Rearm):
             self._epochs[message.key] = message.epoch
-        elif isinstance(message, ch.BlocksReceived) and message.epoch < self._epochs.get(message.key, 0):
-            self._violated(f"{self._name}: blocks of epoch {message.epoch} count after a later one began")
+        elif isinstance(message, ch.BlocksReceived):
+            self._hold_epoch(message)
         if isinstance(message, TELLS_PROGRESS):
             self._progress[message.key] = now
 
@@ -94,23 +97,44 @@ class EngineWitness:
         """
         for message in said:
             if isinstance(message, ch.Tokens) and any(one.key in self._cancelled for one in message.outputs):
-                self._violated(f"{self._name}: a sequence writes on after its cancel")
+                self.violated(f"{self._name}: a sequence writes on after its cancel")
             if isinstance(message, ch.Tokens):
                 written = [self._asked[one.key] for one in message.outputs]
                 self._bounded(message.outputs)
                 self._wanted(written, true)
                 for number, _ in written:
                     self._reached(number, "writing")
+                self._nearly_ended(message.outputs)
         self._cancelled |= self._leaving
         self._leaving.clear()
         for message in said if swept else ():
             if not isinstance(message, ch.Ended) or message.error is None or message.error.type != "LeaseUnknown":
                 continue
             if now - self._progress.get(message.key, 0.0) < self._ttl_s - EARLY_S:
-                self._violated(
+                self.violated(
                     f"{self._name}: a lease was swept {now - self._progress[message.key]:.3f} s after its last "
                     f"progress, and has {self._ttl_s:g} s"
                 )
+
+    def _hold_epoch(self, message: ch.BlocksReceived) -> None:
+        """Reports blocks of an epoch before that of the last Rearm.
+
+        A part that another host of the ranks verified before it heard of the Rearm may count: nobody else hears of
+        the Rearm earlier, and what is verified isn't written again.
+        """
+        in_parts = len(message.resident) == len(message.blocks)
+        if message.epoch < self._epochs.get(message.key, 0) and not in_parts:
+            self.violated(f"{self._name}: blocks of epoch {message.epoch} count after a later one began")
+
+    def _nearly_ended(self, outputs: Sequence[ch.Output]) -> None:
+        """Tells of answers whose last token a step has written."""
+        for one in outputs:
+            number, choice = self._asked[one.key]
+            request = self._requests.get(number)
+            if request is not None and one.run.output_index + len(one.run.token_ids) >= self._whole(
+                request, choice
+            ):
+                self._reached(number, "ending")
 
     def _bounded(self, outputs: Sequence[ch.Output]) -> None:
         """Reports steps that wrote more tokens of a sequence than its client's bound on drafts allows."""
@@ -119,24 +143,24 @@ class EngineWitness:
             most = None if request is None else request.sampling.max_drafts
             if most is not None and len(one.run.token_ids) > most + 1:
                 number = self._asked[one.key][0]
-                self._violated(
-                    f"request {number}: a step wrote {len(one.run.token_ids)} tokens, with {most} drafts"
-                )
+                self.violated(f"request {number}: a step wrote {len(one.run.token_ids)} tokens, with {most} drafts")
 
     def _wanted(self, written: Sequence[tuple[int, int]], now: float) -> None:
         """Reports answers that are still written long after their clients left."""
         for who in written:
             if (late := now - self._departed.get(who, now)) > self._patience_s:
-                self._violated(
+                self.violated(
                     f"request {who[0]} choice {who[1]} is written on at {self._name} {late:.1f} s after it was left"
                 )
 
     def _began(self, asked: EngineRequest) -> None:
         """Checks that an answer that moved to this engine continues on the weights that it began with."""
         key = asked.request_id.partition(":")[0], asked.choice  # a batch line has no number of its own
-        if asked.replayed and self._answers.get(key, self.fingerprint) != self.fingerprint:
-            self._violated(f"request {key[0]} choice {key[1]} goes on at {self._name}, which has other weights")
-        self._answers[key] = self.fingerprint
+        if asked.replayed and self._answers.get(key, self.weights) != self.weights:
+            self.violated(
+                f"request {key[0]} choice {key[1]} goes on at {self._name}, which has other weights or KV"
+            )
+        self._answers[key] = self.weights
 
     def _hold(self, asked: EngineRequest) -> None:
         number = number_of(asked.request_id)
@@ -147,21 +171,30 @@ class EngineWitness:
         want = request.sampling
         if asked.choice:  # the prompt is scored once
             want = msgspec.structs.replace(want, prompt_logprobs=None)
-        if want.pooling and request.over_http:  # an embedding's client names no seed, and none is used
+        # A client that wants no text names no seed, and none is used.
+        if (want.pooling and request.over_http) or request.ranking is not None:
             want = msgspec.structs.replace(want, seed=asked.sampling.seed)
         if alike(asked.sampling.grammar, want.grammar):
             want = msgspec.structs.replace(want, grammar=asked.sampling.grammar)
         if asked.sampling != want:
-            self._violated(f"{name}: the engine is asked with another sampling than the client asked with")
+            self.violated(f"{name}: the engine is asked with another sampling than the client asked with")
         if asked.adapter_id != self._adapters.get(number, ""):
-            self._violated(f"{name}: the engine is asked on adapter {asked.adapter_id!r}")
-        if asked.tenant_salt != request.tenant.encode() or asked.choice >= request.n:
-            self._violated(f"{name}: the engine is asked for another tenant or choice")
-        if tuple(asked.token_ids[: asked.prompt_tokens]) != request.prompt:
-            self._violated(f"{name}: the engine is asked with another prompt")
+            self.violated(f"{name}: the engine is asked on adapter {asked.adapter_id!r}")
+        if asked.tenant_salt != salt_of(request) or asked.choice >= request.n:
+            self.violated(f"{name}: the engine is asked for another tenant or choice")
+        if tuple(asked.token_ids[: asked.prompt_tokens]) != _prompt(request, asked.request_id):
+            self.violated(f"{name}: the engine is asked with another prompt")
 
 
 def number_of(wire_id: str) -> int:
-    """Returns the request number of a wire id (rNUMBER:choice:attempt); -1 for an id that is no client's."""
-    head = wire_id.partition(":")[0]
+    """Returns the request number of a wire id (rNUMBER:choice:attempt, rNUMBER-PROMPT:… for one of several
+    prompts); -1 for an id that is no client's.
+    """
+    head = wire_id.partition(":")[0].partition("-")[0]
     return int(head[1:]) if head[:1] == "r" and head[1:].isdigit() else -1
+
+
+def _prompt(request: Request, wire_id: str) -> tuple[int, ...]:
+    """Returns the prompt that is asked under ``wire_id`` for ``request``, which may have several."""
+    at = wire_id.partition(":")[0].partition("-")[2]
+    return request.ranking.prompt_of(int(at)) if request.ranking is not None and at else request.prompt

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from baton.drill.language.ranking import WORDS
 from baton.router.text.chat_template import ChatTemplate
 from baton.router.text.model import TextModel
 from baton.router.text.tokenizer import ByteTokenizer
@@ -45,7 +46,11 @@ def prompt_of(messages: Sequence[str], offers_tools: bool, thinks: bool) -> tupl
 
 
 class PieceTokenizer(ByteTokenizer):
-    """Converts text as ByteTokenizer does, and ids to text by ``bytes_of``."""
+    """Converts text as ByteTokenizer does, but for words that are one token, and ids to text by ``bytes_of``."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Returns the token ids of ``text``."""
+        return [WORDS[text]] if text in WORDS else super().encode(text, add_special_tokens)
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
         """Returns what the token reads as; b"" for a special one that is skipped."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from baton.cluster.store.patience import WAIT_S
 from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.fairness import FairnessWitness, Wait
 from baton.drill.checks.judge import UNTYPED, Judge
@@ -30,7 +31,8 @@ from baton.router.dispatch.fair_queue import work_of
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceStream, RouterRequest
 
-WAY_DELAYS, WAY_S = 15, 0.02  # what a request that finds room needs until an engine has it: delays, and seconds
+# What a request that finds room needs until an engine has it, beside WAIT_S for a store: delays, and seconds
+WAY_DELAYS, WAY_S = 15, 0.02
 LATE_S = 1.0  # seconds that a request may end after its deadline, beside its reader's own pause
 PATIENCE_S = 30.0  # seconds that a client waits for its router to be up
 
@@ -56,7 +58,7 @@ class Clients:
     ) -> None:
         self._network = network
         self._ledger = ledger
-        self._fairness, self._way_s = fairness or FairnessWitness(), WAY_S + WAY_DELAYS * delay_s
+        self._fairness, self._way_s = fairness or FairnessWitness(), WAIT_S + WAY_S + WAY_DELAYS * delay_s
         self._routers, self._judge, self._tell, self._per_min = routers, judge, tell, requests_per_min
         self._departed: Departed = {} if departed is None else departed
 
@@ -127,6 +129,7 @@ class Clients:
         NUMBER.set(request.number)
         what = "an embedding" if request.sampling.pooling else "text"
         self._tell(name, f"asks for {what} of {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
+        self._judge.keys.asked(request.number, seeded_loop().true_time())
         began, process = loop.time(), router.process
         replying = process.spawn(call.play(parts.app), f"http {name}")
         for after in request.cancels:
@@ -151,6 +154,7 @@ class Clients:
             return
         assert self._network is not None
         self._tell(name, f"asks over gRPC for {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
+        self._judge.keys.asked(request.number, seeded_loop().true_time())
         call, process = GrpcCall(self._network, router.name, request), router.process
         for after in request.cancels[:1]:
             seeded_loop().call_later(after, self._hangs_up, request, call)
@@ -175,6 +179,8 @@ class Clients:
         if late > LATE_S + (QUEUED_PIECES + request.n + 2) * request.read_pause:  # what is written may be read late
             self._judge.violated(f"{name} ends {late:.1f} s after its deadline")
         said = self._judge.replied(request, call.status, bytes(call.body))
+        if request.key is not None and self._per_min and call.status == 200:
+            self._judge.charged(request, seeded_loop().true_time() - took)
         self._tell(f"client {request.number}", f"status {call.status}, {said}")
 
     def _hangs_up(self, request: Request, call: HttpCall | GrpcCall) -> None:

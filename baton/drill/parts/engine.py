@@ -7,32 +7,38 @@ time has passed. Messages produced before the step was computed may be sent at o
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import cast
 
+from baton.decode_worker.engine.async_loop import AsyncDecodeLoop
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.drill.checks.watch import EngineWitness
 from baton.drill.language.grammar import GrammarDelays, SimulatedGrammars
-from baton.drill.language.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
+from baton.drill.language.oracle import EOS, MOST_TOKENS, VOCABULARY
 from baton.drill.loop import seeded_loop
 from baton.drill.machines.clock import MachineClock
 from baton.drill.machines.memory import Memory
 from baton.drill.machines.process import Process
+from baton.drill.models.float_pages import FloatRunner
+from baton.drill.models.host_pages import HostsRunner
+from baton.drill.models.late_steps import LateSteps
+from baton.drill.models.pages import PagedRunner
+from baton.drill.models.runner import SimulatedRunner, Timing
+from baton.drill.models.selected_pages import SelectedRunner
 from baton.drill.parts.adapters import LIMITS, MOST_BYTES, MOST_RANK, SimulatedFiles
 from baton.drill.parts.drafts import drafter
-from baton.drill.parts.pages import PagedRunner
 from baton.drill.scenario import PageKind, Scenario
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.backends.paced.adapters import PacedAdapters
-from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.grammar.running import Grammars
-from baton.engine.plan import Runner
+from baton.engine.plan import ModelSpec, Runner
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
-from baton.kv.layout.tables import table_count
+from baton.kv.layout.tables import MARK, table_count
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
@@ -106,6 +112,7 @@ class SimulatedEngine:
         clock: MachineClock | None = None,
         host_memory: Memory | None = None,
         kind: PageKind = PageKind(),
+        hosts: int = 1,
     ) -> None:
         self._host_memory = host_memory
         clock = clock or MachineClock()
@@ -114,13 +121,17 @@ class SimulatedEngine:
         self._now, self._true_time = clock.now, seeded_loop().true_time
         self._worked = 0.0  # seconds of the steps that are over
         self._step_began: float | None = None
+        self.died_at = math.inf  # by the loop's clock
         self._ahead = 0.0  # seconds of the present step, which the loop's time has yet to pass
         held = PacedAdapters(MOST_RANK, MOST_BYTES) if adapters else None
-        runner = self._runner(f"drill {weights}", kind, held)
-        layout, witness.fingerprint = runner.spec.layout, runner.spec.fingerprint
+        self.far: PageMemory | None = None  # the pages of the other host of its ranks
+        runner = self._runner(f"drill {weights}", kind, held, hosts)
+        layout, witness.weights = runner.spec.layout, _weights(runner.spec)
         pages = scenario.pages * table_count(layout) // layout.runs
         self.memory = PageMemory.create(pages, layout.page_bytes)
         runner.bind(self.memory.view(), pages)
+        if isinstance(runner, HostsRunner):
+            self.far = runner.far
         self.ready = EngineReady(
             layout, runner.spec.fingerprint, MOST_TOKENS, VOCABULARY, (EOS,), pages, scenario.max_batch
         )
@@ -139,20 +150,22 @@ class SimulatedEngine:
         self._news = asyncio.Event()
         self.turns = 0
 
-    def _runner(self, name: str, kind: PageKind, adapters: PacedAdapters | None) -> Runner:
-        """Returns the runner: the paced engine's, or one over pages of ``kind`` where they aren't plain ones."""
+    def _runner(self, name: str, kind: PageKind, adapters: PacedAdapters | None, hosts: int) -> Runner:
+        """Returns the runner: the paced engine's, or one over pages of ``kind`` where they aren't plain ones, or of
+        ranks on ``hosts`` hosts.
+        """
         sight = self._scenario.sight
-        cost, sleep = self._cost, self._pass
-
-        def clock() -> float:
-            return self._now() + self._ahead
-
+        timing = Timing(self._cost, self._pass, lambda: self._now() + self._ahead)
+        if sight.divided:
+            return HostsRunner(name, hosts > 1, timing, adapters)
+        if kind.dtype:
+            floats = FloatRunner(name, kind, self.witness.violated, timing, adapters)
+            return widened(floats, kind.block_tokens)
+        if sight.selected:
+            return SelectedRunner(name, sight.selected, timing, adapters)
         if sight.window or self._scenario.page_kinds:
-            paged = PagedRunner(name, sight, kind.own, cost, sleep, clock, adapters)
-            return widened(paged, kind.block_tokens)
-        return PacedRunner(
-            name, ROW_BYTES, VOCABULARY, MOST_TOKENS, cost, sleep, clock, eos_token_ids=(EOS,), adapters=adapters
-        )
+            return widened(PagedRunner(name, sight, kind.own, timing, adapters), kind.block_tokens)
+        return SimulatedRunner(name, timing, adapters)
 
     def start(self) -> None:
         """Starts the engine's loop as a task."""
@@ -160,8 +173,15 @@ class SimulatedEngine:
 
     def kill(self) -> None:
         """Ends the engine abruptly; the I/O side's iteration over its messages ends."""
+        self.died_at = min(self.died_at, asyncio.get_running_loop().time())
         self.process.kill()
         self.channel.end()
+
+    def close(self) -> None:
+        """Frees the engine's memory."""
+        self.memory.close()
+        if self.far is not None:
+            self.far.close()
 
     def efforts(self) -> Efforts:
         """Returns the seconds that the engine's only thread has spent in steps."""
@@ -261,6 +281,8 @@ class SimulatedEngine:
             return PrefillLoop(self._parts, own.chunk_tokens, own.max_batch)
         limits = DecodeLimits(own.max_batch, own.chunk_tokens, own.lease_ttl_s)
         drafts = drafter(self._rng, own.drafts_right, self._now, own.sight)
+        if own.steps_ahead and drafts is None:
+            return AsyncDecodeLoop(self._parts, limits, self._rng.randbytes, LateSteps(self._parts.runner))
         return DecodeLoop(self._parts, limits, self._rng.randbytes, drafts)
 
     # ---- time ----
@@ -277,3 +299,8 @@ class SimulatedEngine:
                 await self._news.wait()
         except TimeoutError:
             return
+
+
+def _weights(spec: ModelSpec) -> str:
+    """Returns what an answer may not change between: the weights, and how exact KV is, however pages divide it."""
+    return f"{spec.fingerprint} {spec.layout.fidelity.removesuffix(MARK)}"

@@ -11,16 +11,20 @@ from collections.abc import Sequence
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from baton.drill.checks.tensors import read_messages, said_code
 from baton.drill.checks.text import TextReply
 from baton.drill.machines.network import Network
 from baton.drill.parts.engine import MODEL_ID
-from baton.drill.parts.http import NUMBER, WIRE_NUMBER
+from baton.drill.parts.http import NUMBER, WIRE_NUMBER, fields_of, key_of
+from baton.drill.parts.tensor_calls import tensors_message
 from baton.drill.rpc.client import Channel
+from baton.drill.rpc.stream import Message
 from baton.drill.scenario import Request
 from baton.protos import convert
 from baton.protos.json import Json
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as stubs
+from baton.protos.v1 import open_inference_pb2_grpc as tensor_stubs
 from baton.protos.v1.common_pb2 import TokenLogprobs
 
 DETAILS = "grpc-status-details-bin"
@@ -30,36 +34,60 @@ class GrpcCall:
     """One call of ``router`` by a client of its own; ``left`` is set as the client leaves."""
 
     def __init__(self, network: Network, router: str, request: Request) -> None:
-        self.left, self.chunks = asyncio.Event(), list[pb.GenerateChunk | pb.GenerateResponse]()
+        self.left, self.chunks = asyncio.Event(), list[Message]()
         self._request = request
         self._channel = Channel(network, f"client-{request.number}", f"{router}:8001")
 
     async def play(self) -> TextReply:
         """Asks and reads at the client's pace; returns what came, with the error's code where the call failed."""
         request = self._request
-        metadata = ((WIRE_NUMBER, str(request.number)),)
-        stub = stubs.InferenceStub(self._channel)
-        method = stub.GenerateStream if request.over_http == "stream" else stub.Generate
-        call = method(asked_over_grpc(request), timeout=request.deadline_after, metadata=metadata)
+        metadata = [(WIRE_NUMBER, str(request.number))]
+        if key := key_of(request):
+            metadata.append(("authorization", f"Bearer {key}"))
+        call = self._call(tuple(metadata))
         leaving = asyncio.ensure_future(self.left.wait())
         leaving.add_done_callback(lambda _: call.cancel())
         try:
             await self._read(call)
-            return reply_of(self.chunks, "")
+            return self._reply("")
         except grpc.aio.AioRpcError as error:
-            return reply_of(self.chunks, code_of(error))
+            return self._reply(code_of(error))
         except asyncio.CancelledError:
             if not self.left.is_set():
                 raise
-            return reply_of(self.chunks, "left")
+            return self._reply("left")
         finally:
             leaving.cancel()
             await self._channel.close()
+
+    def _call(self, metadata: tuple[tuple[str, str], ...]) -> grpc.aio.Call:
+        request, streams = self._request, self._request.over_http == "stream"
+        if not request.tensors:
+            stub = stubs.InferenceStub(self._channel)
+            method = stub.GenerateStream if streams else stub.Generate
+            return method(asked_over_grpc(request), timeout=request.deadline_after, metadata=metadata)
+        tensors = tensor_stubs.GRPCInferenceServiceStub(self._channel)
+        if streams:
+            return tensors.ModelStreamInfer(timeout=request.deadline_after, metadata=metadata)
+        message = tensors_message(request, fields_of(request))
+        return tensors.ModelInfer(message, timeout=request.deadline_after, metadata=metadata)
+
+    def _reply(self, error: str) -> TextReply:
+        """Returns what came, up to the call's ``error``."""
+        if not self._request.tensors:
+            return reply_of(self.chunks, error)
+        if self._request.over_http == "whole":
+            return read_messages(self._request, self.chunks, error)
+        said = next((said_code(one.error_message) for one in self.chunks if one.error_message), "")
+        return read_messages(self._request, [one.infer_response for one in self.chunks], error or said)
 
     async def _read(self, call: grpc.aio.Call) -> None:
         if self._request.over_http == "whole":
             self.chunks.append(await call)
             return
+        if self._request.tensors:
+            await call.write(tensors_message(self._request, fields_of(self._request)))
+            await call.done_writing()
         async for chunk in call:
             self.chunks.append(chunk)
             if self._request.read_pause:

@@ -14,11 +14,14 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from baton.drill.language.grammar import JSON
+from baton.drill.language.ranking import Ranking
 from baton.drill.language.vocabulary import ROLES, TOOLS
 from baton.drill.parts.engine import MODEL_ID
+from baton.drill.parts.tensor_calls import HEADER_LENGTH, tensors_body, tensors_path
 from baton.drill.scenario import FORCED, Request
 from baton.router.request.environment import Environment
 
+ADMIN = 1000  # the number of the operators' key
 WIRE_NUMBER = "x-drill-number"  # metadata of a gRPC call: the number of the client's request
 NUMBER: contextvars.ContextVar[int | None] = contextvars.ContextVar("number", default=None)
 
@@ -43,10 +46,18 @@ class HttpAsk(NamedTuple):
     method: str = "POST"
     pause_s: float = 0.0
     timeout_s: float | None = None  # that its header asks for
+    key: str = ""  # the client's API key, "" for none
+    key_header: str = "authorization"
+    json_bytes: int = 0  # of a body that has tensors in binary behind its JSON; 0: all of it is JSON
 
     def scope(self) -> Scope:
         """Returns the ASGI scope of the call."""
         headers = [] if self.timeout_s is None else [(b"x-request-timeout", str(self.timeout_s).encode())]
+        if self.json_bytes:
+            headers.append((HEADER_LENGTH.encode(), str(self.json_bytes).encode()))
+        if self.key:
+            scheme = "Bearer " if self.key_header == "authorization" else ""
+            headers.append((self.key_header.encode(), f"{scheme}{self.key}".encode()))
         return {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": self.method,
             "scheme": "http", "path": self.path, "raw_path": self.path.encode(), "query_string": b"",
@@ -90,13 +101,33 @@ class HttpCall:
 
 def asked_over_http(request: Request) -> HttpAsk:
     """Returns the call by which the client of ``request`` asks over HTTP."""
-    return HttpAsk(path_of(request), body_of(request), pause_s=request.read_pause, timeout_s=request.deadline_after)
+    body, json_bytes = tensors_body(request, fields_of(request)) if request.tensors else (body_of(request), 0)
+    return HttpAsk(
+        path_of(request), body, json_bytes=json_bytes, pause_s=request.read_pause, timeout_s=request.deadline_after,
+        key=key_of(request), key_header="x-api-key" if request.anthropic else "authorization",
+    )  # fmt: skip
+
+
+def key_text(index: int) -> str:
+    """Returns the text of the scenario's API key number ``index``, or of ADMIN."""
+    return f"bt-{index + 16:012x}-{index:_>43}"
+
+
+def key_of(request: Request) -> str:
+    """Returns the text of the API key that the client of ``request`` sends, "" for none."""
+    if request.key is None:
+        return ""
+    return key_text(0)[:-1] + "x" if request.key < 0 else key_text(request.key)
 
 
 def path_of(request: Request) -> str:
     """Returns the path of the endpoint that ``request`` asks."""
+    if request.ranking is not None:
+        return "/v1/score" if request.ranking.scores else "/v1/rerank"
     if request.sampling.pooling:
         return "/v1/embeddings"
+    if request.tensors:
+        return tensors_path(request)
     if request.anthropic:
         return "/v1/messages"
     if request.responses:
@@ -107,17 +138,12 @@ def path_of(request: Request) -> str:
 def body_of(request: Request) -> bytes:
     """Returns the body of ``request`` as a client of OpenAI's endpoints sends it."""
     own, model = request.sampling, request.adapter or MODEL_ID
+    if request.ranking is not None:
+        return orjson.dumps({"model": model, "cache_salt": _salt(request)} | _of_ranking(request.ranking))
     if own.pooling:
         asked = {"model": model, "input": list(request.prompt), "pooling": own.pooling}
-        return orjson.dumps({**asked, "cache_salt": request.tenant or None})
-    fields: dict[str, object] = {
-        "model": model, "n": request.n, "stop": request.stops,
-        "stream": request.over_http == "stream", "temperature": own.temperature, "seed": own.seed,
-        "max_tokens": own.max_tokens, "min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos,
-        "stop_token_ids": own.stop_token_ids, "cache_salt": request.tenant or None,
-    }  # fmt: skip
-    if own.max_drafts is not None:
-        fields["speculative.n_max"] = own.max_drafts
+        return orjson.dumps({**asked, "cache_salt": _salt(request)})
+    fields = _common(request) | {"model": model, "stream": request.over_http == "stream"}
     if request.anthropic:
         return orjson.dumps({name: fields[name] for name in fields if name != "n"} | _of_messages(request))
     if request.responses:
@@ -127,6 +153,39 @@ def body_of(request: Request) -> bytes:
     if request.over_http == "stream":
         fields["stream_options"] = {"include_usage": True}
     return orjson.dumps(fields | (_of_chat(request) if request.messages else _of_completion(request)))
+
+
+def fields_of(request: Request) -> dict[str, object]:
+    """Returns the fields of a completion that say how ``request`` is to be answered."""
+    fields = _common(request) | _of_completion(request)
+    del fields["prompt"]
+    return fields
+
+
+def _common(request: Request) -> dict[str, object]:
+    own = request.sampling
+    fields: dict[str, object] = {
+        "n": request.n, "stop": request.stops, "temperature": own.temperature, "seed": own.seed,
+        "max_tokens": own.max_tokens, "min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos,
+        "stop_token_ids": own.stop_token_ids, "cache_salt": _salt(request),
+    }  # fmt: skip
+    if own.max_drafts is not None:
+        fields["speculative.n_max"] = own.max_drafts
+    return fields
+
+
+def _of_ranking(asked: Ranking) -> dict[str, object]:
+    if asked.scores:
+        return {"text_1": asked.query, "text_2": asked.documents}
+    fields: dict[str, object] = {"query": asked.query, "documents": asked.documents}
+    if asked.top:
+        fields["top_n"] = asked.top
+    return fields | ({"max_tokens_per_doc": asked.document_tokens} if asked.document_tokens else {})
+
+
+def _salt(request: Request) -> str | None:
+    """Returns the salt that the client gives: its tenant, if no key names that."""
+    return request.tenant if request.tenant and request.key is None else None
 
 
 def _of_completion(request: Request) -> dict[str, object]:

@@ -15,8 +15,9 @@ from baton.drill.loop import seeded_loop
 from baton.drill.parts.calls import Leaving, RouterCalls, leaves_after
 from baton.drill.parts.engine import MODEL_ID
 from baton.drill.parts.http import HttpAsk, HttpCall
+from baton.drill.parts.life import Life
 from baton.drill.parts.router import SimulatedRouter
-from baton.drill.parts.worker import Life, SimulatedWorker
+from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.scenario import PrefixPin
 
 PATH = "/v1/cache/prefixes"
@@ -27,7 +28,10 @@ AGED_S = 1.0  # seconds after which a change in Redis is seen by every router
 
 
 class PinClients:
-    """Plays the pins of a scenario against its routers; ``ledger`` checks what they are told."""
+    """Plays the pins of a scenario against its routers; ``ledger`` checks what they are told.
+
+    ``busy_s`` is how long the run's own load may keep workers from reading a prefix, in seconds.
+    """
 
     def __init__(
         self,
@@ -35,9 +39,10 @@ class PinClients:
         workers: Mapping[str, SimulatedWorker],
         violated: Callable[[str], None],
         tell: Callable[[str, str], None],
+        busy_s: float = 0.0,
     ) -> None:
         self._routers, self._workers, self._tell = routers, workers, tell
-        self._calls = RouterCalls(routers, violated)
+        self._calls = RouterCalls(routers, violated, busy_s)
         self.ledger = PinLedger(violated, self._present)
         self.last_until = 0.0  # true time at which nothing is pinned any more, whoever may have forgotten it
         self._looking: asyncio.Task[None] | None = None

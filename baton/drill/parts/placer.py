@@ -19,7 +19,9 @@ from baton.cluster.scale import NumbersInForce, ScaleRequest, ask, slots_of
 from baton.drill.checks.watch import Violated
 from baton.drill.machines.network import Network
 from baton.drill.machines.process import Process
-from baton.drill.parts.worker import NAMESPACE, SimulatedWorker, Tell
+from baton.drill.parts.life import NAMESPACE
+from baton.drill.parts.slot import Tell
+from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import URL, connections
 from baton.drill.scenario import ScaleChange, Scenario
 from baton.protos.errors import ConfigError

@@ -11,6 +11,7 @@ import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -41,13 +42,16 @@ from baton.drill.machines.network import Network
 from baton.drill.machines.process import Process
 from baton.drill.parts.grpc_calls import Numbering
 from baton.drill.parts.http import NumberingEnvironment
-from baton.drill.parts.worker import BEAT_S, EPOCH_S, HANG_UP_S, NAMESPACE, Tell
+from baton.drill.parts.life import BEAT_S, EPOCH_S, HANG_UP_S, NAMESPACE
+from baton.drill.parts.slot import Tell
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
 from baton.protos.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from baton.protos.v1.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from baton.router.access.gate import AccessGate
+from baton.router.access.keys import KeyRing
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.answer.grammar_check import GrammarCheck
 from baton.router.answer.metering import NoMetering
@@ -59,9 +63,13 @@ from baton.router.api.app import app_of
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.batch.routes import batch_routes
 from baton.router.api.grpc.service import InferenceService
+from baton.router.api.limits import BodiesInFlight
+from baton.router.api.open_inference.grpc import OpenInferenceService
+from baton.router.api.open_inference.rest import open_inference_routes
 from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
 from baton.router.api.operator.prefixes import prefix_routes
+from baton.router.api.rerank import rerank_routes
 from baton.router.api.responses.routes import responses_routes
 from baton.router.api.surfaces import AccessDependencies, BatchSurface, PrefixSurface
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
@@ -104,7 +112,10 @@ class RouterParts(msgspec.Struct, frozen=True):
 
 
 class SimulatedRouter:
-    """Runs a router named ``name`` and restarts it when it dies. ``parts`` is None while none runs."""
+    """Runs a router named ``name`` and restarts it when it dies. ``parts`` is None while none runs.
+
+    ``keys`` is the file of API keys, None where none are asked for.
+    """
 
     def __init__(
         self,
@@ -113,8 +124,9 @@ class SimulatedRouter:
         network: Network,
         violated: Violated,
         tell: Tell,
+        keys: Path | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._keys = name, keys
         self.parts: RouterParts | None = None
         self._scenario, self._network, self._violated, self._tell = scenario, network, violated, tell
         self._rng = random.Random(f"{scenario.seed} {name}")
@@ -204,7 +216,8 @@ class SimulatedRouter:
             )
             adapters = AdapterRegistry((), AdapterStore(redis, NAMESPACE) if own.adapters else None, clock)
             await adapters.begin()
-            gate = AccessGate(None, clock, RateBuckets(redis, NAMESPACE, CircuitBreaker(clock=clock)))
+            ring = None if self._keys is None else KeyRing(self._keys, clock)
+            gate = AccessGate(ring, clock, RateBuckets(redis, NAMESPACE, CircuitBreaker(clock=clock)))
             given = CoreDependencies(
                 roster=roster,
                 metrics=RouterMetrics(CollectorRegistry()),
@@ -253,6 +266,7 @@ class SimulatedRouter:
         """Serves the gRPC service while entered."""
         server = Server(self.process.spawn, (Numbering(), AccessInterceptor(_access(service))))
         add_InferenceServicer_to_server(InferenceService(service), server)
+        add_GRPCInferenceServiceServicer_to_server(OpenInferenceService(service), server)
         address = f"{self.name}:8001"
         self._network.listen(address, self.process.name, server)
         try:
@@ -283,13 +297,15 @@ def _app(service: GenerationService, prefixes: PrefixControl, batches: BatchStor
         openai_routes(service),
         embeddings_routes(service),
         messages_routes(service),
+        open_inference_routes(service),
+        rerank_routes(service),
         prefix_routes(PrefixSurface(prefixes), service),
         responses_routes(service),
         batch_routes(BatchSurface(batches, service.environment, most, most)),
     )
-    return AccessMiddleware(app, _access(service), service.limits.max_inflight_bytes)
+    return AccessMiddleware(app, _access(service))
 
 
 def _access(service: GenerationService) -> AccessDependencies:
-    quotas = service.quotas
-    return AccessDependencies(quotas.gate, quotas.metrics, service.environment)
+    quotas, bodies = service.quotas, BodiesInFlight(service.limits.max_inflight_bytes)
+    return AccessDependencies(quotas.gate, quotas.metrics, service.environment, bodies)

@@ -285,15 +285,17 @@ class Channel:
 
     def encoded(self, message: Message, serialize: Serialize) -> bytes:
         """Returns ``message`` as bytes; none if the process is short of memory, as grpc.aio sends an empty message
-        in place of one that it can't serialize.
+        in place of one that it can't serialize. Bytes are sent as they are.
         """
-        return serialize(message) if self.network.memory.there_is(self._process) else b""
+        fits = serialize is same or self.network.memory.there_is(self._process)
+        return serialize(message) if fits else b""
 
     def decoded(self, data: bytes, deserialize: Deserialize) -> Message:
         """Returns the message of ``data``; None if the process is short of memory, as grpc.aio returns for one that
-        it can't deserialize.
+        it can't deserialize. Bytes are received as they are.
         """
-        return deserialize(data) if self.network.memory.there_is(self._process) else None
+        fits = deserialize is same or self.network.memory.there_is(self._process)
+        return deserialize(data) if fits else None
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Returns the channel's connectivity state."""

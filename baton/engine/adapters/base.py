@@ -18,4 +18,6 @@ class AdapterBase(msgspec.Struct, frozen=True):
     max_bytes: int  # of an adapter's packed matrices
     narrow: bool = False  # matrices are stored as bf16
     stacked: dict[str, StackedSite] = {}  # parameters that hold all experts of a layer, by name
+    idle: tuple[str, ...] = ()  # modules that have no effect, so that an adapter's matrices beside them are skipped
+    others: tuple[str, ...] = ()  # modules of the base that adapters don't go to
     model: str = ""  # folder of the base's checkpoint, with whose tables an adapter's copies of them are compared

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.adapters.tensors import KINDS, SIZES, TensorEntry, TensorFile
+from baton.engine.program.spellings import spellings
 from baton.protos.json import Json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -75,7 +76,7 @@ def as_float(raw: bytes, dtype: str) -> NDArray[np.float32]:
 
 def _table(model: Path, module: str) -> BaseTable | None:
     """Returns the module's table, or the embedding's if the head has none of its own; None if there is neither."""
-    for name in (f"{module}.weight", "model.embed_tokens.weight"):
+    for name in (*spellings(f"{module}.weight"), *spellings("model.embed_tokens.weight")):
         path = _file_of(model, name)
         if path is not None and path.is_file():
             header, data = _header(path)

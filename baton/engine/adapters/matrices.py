@@ -18,6 +18,7 @@ from baton.engine.adapters.peft_config import LoraSettings
 from baton.engine.adapters.stacks import Stack, TensorPair, parameters, resolved
 from baton.engine.adapters.tensors import TensorEntry, TensorFile
 from baton.engine.program.sites import HEAD_MODULE, Site
+from baton.engine.program.spellings import causal_names
 from baton.kernels.lora.structs import panelled
 from baton.protos.errors import AdapterRefused
 
@@ -75,10 +76,15 @@ def matched(
         if entry.name in copies:
             continue
         module, half = _half(file, entry, base)
+        if module in base.idle:
+            continue
         if (other := halves.setdefault(module, {}).setdefault(half, entry)) is not entry:
             raise file.error(entry.name, f"is {module}'s lora_{half}, as {other.name} is; one of them is meant")
     if not halves:
-        raise AdapterRefused(f"{file.where}: holds copies of the base's tables alone, and no adapter", "lora_path")
+        text = "holds copies of the base's tables alone, and no adapter"
+        if len(copies) < len(file.entries):
+            text = "holds matrices beside layers alone that have no effect in this model; target others"
+        raise AdapterRefused(f"{file.where}: {text}", "lora_path")
     pairs = {module: _whole(file, found) for module, found in sorted(halves.items())}
     stacks = resolved(file, settings, {name: pair for name, pair in pairs.items() if parameters(name, base)}, base)
     bound = msgspec.structs.replace(base, max_rank=max_rank)
@@ -94,8 +100,9 @@ def copied(file: TensorFile, sites: Mapping[str, Site]) -> dict[str, str]:
     module.
     """
     found = ((name, _COPY.fullmatch(name)) for name in file.entries if ".lora_" not in name)
-    modules = {name: match[1] for name, match in found if match is not None}
     tables = {HEAD_MODULE, *(module for module, site in sites.items() if site.looked_up)}
+    names = {name: (match[1], causal_names(match[1])) for name, match in found if match is not None}
+    modules = {name: next((one for one in every if one in tables), own) for name, (own, every) in names.items()}
     return {name: module for name, module in modules.items() if not sites or module in tables}
 
 
@@ -105,18 +112,32 @@ def _half(file: TensorFile, entry: TensorEntry, base: AdapterBase) -> tuple[str,
         raise file.error(entry.name, "is none of LoRA's; lora_A, lora_B and lora_embedding_A, _B are served")
     module, looked_up = found[1], found[3] is not None
     sites = base.sites
-    if not sites or (parameters(module, base) and not looked_up):
+    if not sites:
+        return module, found[2] or found[3]
+    module = _known(module, base)
+    if module in base.idle or (parameters(module, base) and not looked_up):
         return module, found[2] or found[3]
     if module not in sites:
-        raise file.error(entry.name, _absent(module))
+        raise file.error(entry.name, _absent(module, base))
     if looked_up is not sites[module].looked_up:
         raise file.error(entry.name, f"is {'' if looked_up else 'not '}an embedding's, unlike the model's {module}")
     return module, found[2] or found[3]
 
 
-def _absent(module: str) -> str:
+def _known(module: str, base: AdapterBase) -> str:
+    """Returns the base's name of a module of an adapter; ``module`` itself if the base has none."""
+    if module in base.sites:
+        return module
+    known = base.sites, base.idle, base.others
+    names = causal_names(module)
+    return next((name for name in names if any(name in each for each in known) or parameters(name, base)), module)
+
+
+def _absent(module: str, base: AdapterBase) -> str:
     if module == HEAD_MODULE:
         return "stands beside the head, where adapters aren't applied in this model; target other layers"
+    if module in base.others:
+        return f"stands beside {module}, where adapters aren't applied; leave it out of target_modules"
     return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"
 
 

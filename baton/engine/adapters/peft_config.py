@@ -13,6 +13,7 @@ import re
 import msgspec
 
 from baton.engine.adapters.directory import PARAM, AdapterFiles
+from baton.engine.program.spellings import spellings
 from baton.protos.errors import AdapterRefused
 from baton.protos.json import Json, JsonValue
 
@@ -121,8 +122,9 @@ def _patterns(where: str, name: str, fields: Json) -> list[tuple[str, JsonValue]
 
 
 def _by_pattern(found: Json, module: str, default: JsonValue) -> JsonValue:
+    names = spellings(module) if found else ()
     for pattern, value in found.items():
-        if pattern == module or re.fullmatch(rf"(.*\.)?({pattern})", module):
+        if pattern in names or any(re.fullmatch(rf"(.*\.)?({pattern})", name) for name in names):
             return value
     return default
 

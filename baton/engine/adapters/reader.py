@@ -56,7 +56,7 @@ def read_adapter(
     with opened(source.path, source.root) as files:
         settings = read_config(files)
         with files.open(FILE) as (descriptor, size):
-            most = 2 * max(len(base.sites), ANY_SITES) + SPARE_TENSORS
+            most = 2 * max(len(base.sites) + len(base.idle), ANY_SITES) + SPARE_TENSORS
             file = read_header(files, descriptor, size, most, pace)
             pairs = _fitting(file, settings, base, pace)
             for name, module in copied(file, base.sites).items() if base.sites else ():

@@ -8,6 +8,7 @@ the last one.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple, Protocol
@@ -24,9 +25,13 @@ from baton.protos.errors import (
     AdaptersFull,
     AdapterUnknown,
     BatonError,
+    RankLost,
+    Unavailable,
     to_info,
 )
 from baton.protos.nouns import AdapterInfo, AdapterLimits
+
+log = logging.getLogger("baton.engine")
 
 Answer = ch.AdapterIs | ch.AdaptersAre | ch.AdapterFailed | ch.AdaptersChanged
 NONE = AdapterLimits(0, 0, 0)
@@ -161,24 +166,44 @@ class AdapterTable:
 
     def turn(self) -> Iterator[Answer]:
         """Does a short piece of holding the adapter whose reading has ended; after the last one begins the next
-        reading, and yields the answers.
+        reading, and yields the answers. What fails fails that adapter alone. Raises RankLost.
         """
+        try:
+            answer = self._piece()
+        except RankLost:
+            raise
+        except Exception as error:
+            answer = self._failed(self._asked[0], error)
+        if answer is None:
+            return
+        self.close()
+        self._reading = self._taking = None
+        self._asked.popleft()
+        yield answer
+        self._begin()
+        yield from self._changes()
+
+    def _piece(self) -> Answer | None:
+        """Returns the answer about the adapter that is being loaded; None while there is more to do."""
         if self._taking is None:
             if self._reading is None or (found := self._reading.result()) is None:
-                return
+                return None
             self._reading.close()
             self._reading, self._taking = None, self._take(self._asked[0], found)
         try:
             next(self._taking)
         except StopIteration as done:
             answer: Answer = done.value
-        else:
-            return
-        self._taking = None
-        self._asked.popleft()
-        yield answer
-        self._begin()
-        yield from self._changes()
+            return answer
+        return None
+
+    def _failed(self, message: ch.LoadAdapter, error: Exception) -> ch.AdapterFailed:
+        if not isinstance(error, BatonError):
+            log.error("adapter %r could not be loaded", message.source.path, exc_info=error)
+        if isinstance(error, OSError):
+            text = f"adapter {message.source.path!r}: no memory or descriptor to spare for it: {error.strerror}"
+            error = Unavailable(f"{text}; load it again", "lora_path")
+        return ch.AdapterFailed(message.ticket, to_info(error))
 
     def hold(self, found: ReadAdapter, pinned: bool = False) -> None:
         """Holds an adapter from now on, evicting others if necessary. Raises AdaptersFull."""
@@ -230,12 +255,9 @@ class AdapterTable:
 
     def _take(self, message: ch.LoadAdapter, found: ReadAdapter | BatonError) -> Generator[None, None, Answer]:
         if isinstance(found, BatonError):
-            return ch.AdapterFailed(message.ticket, to_info(found))
-        try:
-            held = yield from self._hold(found, message.pinned)
-            return ch.AdapterIs(message.ticket, held.told())
-        except AdaptersFull as error:
-            return ch.AdapterFailed(message.ticket, to_info(error))
+            raise found
+        held = yield from self._hold(found, message.pinned)
+        return ch.AdapterIs(message.ticket, held.told())
 
     def _again(self, message: ch.LoadAdapter, held: HeldAdapter) -> Answer:
         held.pinned, held.leaving = held.pinned or message.pinned, False

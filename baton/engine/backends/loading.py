@@ -43,7 +43,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import LatentAttention
 from baton.engine.program.program import Program
 from baton.engine.program.rope import LONGROPE, for_context
-from baton.engine.program.sites import adaptable, sites_of, stacked_sites
+from baton.engine.program.sites import adaptable, others_of, sites_of, stacked_sites
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
 from baton.kv.layout.page import layout_for
@@ -97,8 +97,9 @@ def load(config: EngineConfig) -> Runner:
         weights = for_torch(program, weights, DTYPES[dtype], config.device)
     spec = _spec(config, model, program, dtype, fingerprint, weights)
     program, base = _with_adapters(config, program, dtype, directory)
-    work = work_of(program, weights, spec.layout, config.device)
-    if config.device == "cpu" and native.library() is not None:
+    on_native = config.device == "cpu" and native.library() is not None
+    work = work_of(program, weights, spec.layout, config.device, spares_rows=on_native)
+    if on_native:
         return NativeRunner(spec, program, weights, check=check, by_ops=by_ops, work=work, adapters=base)
     if spec.layout.dtype != dtype:
         text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
@@ -130,7 +131,9 @@ def _with_adapters(
     program, limits = adaptable(program), config.adapters
     narrow = dtype == "bfloat16"
     sites, stacked = sites_of(program), stacked_sites(program)
-    return program, AdapterBase(sites, limits.max_rank, limits.max_bytes, narrow, stacked, str(directory))
+    apart = program.idle, others_of(program)
+    base = AdapterBase(sites, limits.max_rank, limits.max_bytes, narrow, stacked, *apart, model=str(directory))
+    return program, base
 
 
 def _use_threads(count: int) -> None:
@@ -163,7 +166,8 @@ def _on_ranks(config: EngineConfig) -> Runner:
             hosts.await_ready(loaded.fingerprint)
         spec = _spec(own, model, loaded.program, own.computed_dtype, loaded.fingerprint, loaded.weights)
         _use_threads(threads * most_on_one(own))  # for what all cores can do: the other ranks wait
-        work = work_of_ranks(loaded.program, loaded.native.program, loaded.weights, spec.layout)
+        last = widths.share(loaded.program, widths.count - 1)
+        work = work_of_ranks(loaded.program, loaded.native.program, loaded.weights, spec.layout, last=last)
         _use_threads(threads)
         base = _with_adapters(config, loaded.program, own.computed_dtype, directory)[1]
         numbers = numbers_of(config)
@@ -279,7 +283,7 @@ def _spec(
     config: EngineConfig, model: ModelConfig, program: Program, dtype: str, fingerprint: str, weights: Weights
 ) -> ModelSpec:
     most = program.plain_context or program.max_position
-    longest = min(config.max_model_len or most, program.max_position)
+    longest = config.context(most, program.max_position)
     if any(not 0 <= token < program.vocab_size for token in model.eos_token_ids):
         raise CheckpointError(f"{model.path}: eos_token_id is outside the vocabulary", "eos_token_id")
     return ModelSpec(

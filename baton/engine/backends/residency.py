@@ -71,6 +71,8 @@ class PageResidency:
         for item in items:
             end = item.start + len(item.tokens)
             self._touched[list(item.pages[item.start // BLOCK_TOKENS : _blocks(end)])] = self._now
+            for draft_branch in item.draft_branches:
+                self._touched[list(draft_branch.pages)] = self._now
             self._landed.pop(item.seq, None)
             before = self._records.pop(item.seq, None)  # the newest are last
             if before is not None and before.table is item.pages and before.at == before_this:

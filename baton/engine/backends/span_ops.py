@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.backends.spans import RotaryTables, Span, StepSpans, rows_of
+from baton.engine.backends.spans import Read, RotaryTables, Span, SpanOp, StepSpans, rows_of
+from baton.engine.backends.stream_ops import STREAM_OPS, bind_stream_op, stream_outputs
 from baton.engine.program import rope
 from baton.engine.program.ops import (
     Activate,
@@ -51,8 +52,6 @@ from baton.kv.layout.state import state_offsets
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
 
-Read = Callable[[str], Tensor]
-SpanOp = Callable[[Read, StepSpans], dict[str, Tensor]]
 SILU = "silu"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -284,6 +283,9 @@ class SpanOps:
 
         return run
 
+    def _stream(self, op: Op) -> SpanOp:
+        return bind_stream_op(op, self._tensor, self._program)
+
 
 _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     RmsNorm: SpanOps._rms_norm,
@@ -305,6 +307,7 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     Convolve: SpanOps._convolve,
     Divide: SpanOps._divide,
     SelectiveScan: SpanOps._selective_scan,
+    **dict.fromkeys(STREAM_OPS, SpanOps._stream),
 }
 
 SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)
@@ -354,6 +357,8 @@ def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
 
     ``width`` returns that number for the registers that it reads; ``heads`` is that of all query heads together.
     """
+    if isinstance(op, STREAM_OPS):
+        return stream_outputs(op, width)
     match op:
         case RmsNorm():
             return {op.out: width(op.x)}

@@ -6,13 +6,13 @@ Knows nothing of weights or models.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.plan import SequenceStep
 from baton.engine.program import rope
 from baton.kv.layout.state import ITEM_BYTES
 from baton.protos.errors import BatonError
@@ -45,15 +45,6 @@ def span_of(item: SequenceStep, first: int) -> Span:
     return Span(first, len(item.tokens), item.start, item.pages, item.state_from, item.state_to)
 
 
-def spans_of(plan: StepPlan) -> tuple[Span, ...]:
-    """Returns the spans of a step whose rows are in the plan's order."""
-    spans, first = [], 0
-    for item in plan.items:
-        spans.append(span_of(item, first))
-        first += len(item.tokens)
-    return tuple(spans)
-
-
 class RotaryTables:
     """Computes rotary tables for the positions of spans, from inverse frequencies and a factor."""
 
@@ -67,15 +58,15 @@ class RotaryTables:
 
 
 class StepSpans:
-    """The spans of one step, and all pages: ``memory`` (pages, bytes of 16 tokens) uint8.
+    """The spans of one step, its rows' ``tokens``, and all pages: ``memory`` (pages, bytes of 16 tokens) uint8.
 
     ``batches`` has all spans of one row together, then each other span alone, for ops that advance states. A
     sequence's state is read when its first op needs it and written to its own pages by ``finish``, so that a failed
     step can be run again.
     """
 
-    def __init__(self, spans: Sequence[Span], memory: Tensor) -> None:
-        self.spans, self.memory = spans, memory
+    def __init__(self, spans: Sequence[Span], memory: Tensor, tokens: Tensor | None = None) -> None:
+        self.spans, self.memory, self.tokens = spans, memory, tokens
         ones = tuple(span for span in spans if span.queries == 1)
         self.batches = ((ones,) if ones else ()) + tuple((span,) for span in spans if span.queries > 1)
         self._states: dict[int, Tensor] = {}  # (sequences, bytes) by the first row of a batch
@@ -120,6 +111,10 @@ class StepSpans:
         table = torch.tensor(span.pages[first : -(-span.end // BLOCK_TOKENS)], dtype=torch.int64)
         plane = self.memory[:, at : at + size].view(rows.dtype).unflatten(1, (BLOCK_TOKENS, -1))
         plane[table[positions // BLOCK_TOKENS - first], positions % BLOCK_TOKENS] = rows
+
+
+Read = Callable[[str], Tensor]  # returns a register by name
+SpanOp = Callable[[Read, StepSpans], dict[str, Tensor]]  # computes an op; returns its outputs by register name
 
 
 def rows_of(batch: Sequence[Span]) -> slice | Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
@@ -16,8 +17,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from baton.engine.program.ops import Linear, LmHead, Moe, OwnExperts
+from baton.engine.program.ops import LatentAttention, Linear, LmHead, Moe, OwnExperts, PagedAttention
 from baton.engine.program.program import Program
+from baton.engine.program.rank_program import RankProgram
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.linear.packed import ROUNDED_ROWS, W8_OUTLIERS, PackedWeight
@@ -34,26 +36,35 @@ FEWEST, LONGEST_S = 3, 0.2  # least runs, and most seconds, of one measurement
 
 
 def work_of(
-    program: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout, device: str
+    program: Program,
+    weights: Mapping[str, Tensor | PackedWeight],
+    layout: KvLayout,
+    device: str,
+    spares_rows: bool = False,
 ) -> EngineWork:
     """Returns the cost per token and step of a model that is loaded on ``device``, "cpu" or "cuda", and the
     device's peak rates.
 
-    Of experts, only those that one token uses are counted.
+    Of experts, only those that one token uses are counted. With ``spares_rows`` the ops behind the last one that
+    stores K, V or state are run for rows alone that choose a token; pairs are counted in all layers.
     """
     linears = [op.weight for op in program.ops if isinstance(op, Linear)]
-    read = _read(program, {name: _elements(weight) for name, weight in weights.items()})
+    elements = {name: _elements(weight) for name, weight in weights.items()}
+    read, late = _read(program, elements), _WeightReads(0.0, 0.0, 0.0)
+    if spares_rows:
+        late = _read(msgspec.structs.replace(program, ops=program.divided[1]), elements)
     size = _read(program, {name: weight.nbytes for name, weight in weights.items()})
     whole, windows = context_reads(layout)
+    share = _readers(program)
     return EngineWork(
-        token_flops=2.0 * (read.linears + read.experts),
-        sample_flops=2.0 * read.heads,
-        pair_flops=4.0 * program.heads * program.head_dim * program.layers,
+        token_flops=2.0 * (read.linears + read.experts - late.linears - late.experts),
+        sample_flops=2.0 * (read.heads + late.linears + late.experts),
+        pair_flops=4.0 * program.heads * program.head_dim * _attending(program),
         step_bytes=sum(size),
-        context_bytes=whole,
+        context_bytes=whole * share.get(0, 1.0),
         peak_flops=peak_flops(weights[linears[0]] if linears else None, device),
         peak_bytes=peak_bytes(device),
-        windows=windows,
+        windows=tuple((window, size * share.get(window, 1.0)) for window, size in windows),
     )
 
 
@@ -63,23 +74,28 @@ def work_of_ranks(
     weights: Mapping[str, Tensor | PackedWeight],
     layout: KvLayout,
     device: str = "cpu",
+    last: RankProgram | None = None,
 ) -> EngineWork:
     """Returns the cost of ``program``, of which this rank has the share ``own``, and the peak rates of ``device``.
 
-    Other ranks' weights are assumed to have as many bytes per element as this rank's.
+    Other ranks' weights are assumed to have as many bytes per element as this rank's. The last ops of ``last``, the
+    share of the rank with the head, are run for rows alone that choose a token.
     """
     found = work_of(own, weights, layout, device)
     shapes = {weight.name: weight.shapes for weight in program.weights}
-    read = _read(program, {name: sum(map(math.prod, parts)) for name, parts in shapes.items()})
+    elements = {name: float(sum(map(math.prod, parts))) for name, parts in shapes.items()}
+    read, late = _read(program, elements), _WeightReads(0.0, 0.0, 0.0)
+    if last is not None and (spared := last.last_ops) is not None:
+        late = _read(msgspec.structs.replace(program, ops=last.program.ops[spared.begin :]), elements)
     held = _read(own, {name: _elements(weight) for name, weight in weights.items()})
     size = _read(own, {name: weight.nbytes for name, weight in weights.items()})
     width = (size.linears + size.heads) / (held.linears + held.heads)  # bytes of an element
     expert_width = size.experts / held.experts if held.experts else width
     return msgspec.structs.replace(
         found,
-        token_flops=2.0 * (read.linears + read.experts),
-        sample_flops=2.0 * read.heads,
-        pair_flops=4.0 * program.heads * program.head_dim * program.layers,
+        token_flops=2.0 * (read.linears + read.experts - late.linears - late.experts),
+        sample_flops=2.0 * (read.heads + late.linears + late.experts),
+        pair_flops=4.0 * program.heads * program.head_dim * _attending(program),
         step_bytes=width * (read.linears + read.heads) + expert_width * read.experts,
     )
 
@@ -87,6 +103,25 @@ def work_of_ranks(
 def of_cards(work: EngineWork, count: int) -> EngineWork:
     """Returns ``work`` with the peak rates of ``count`` cards, where it has one card's."""
     return msgspec.structs.replace(work, peak_flops=count * work.peak_flops, peak_bytes=count * work.peak_bytes)
+
+
+def _attending(program: Program) -> int:
+    """Returns the number of layers that attend, those that read the K and V of others included."""
+    slots = _slots(program)
+    return program.layers + len(slots) - len(set(slots))
+
+
+def _readers(program: Program) -> dict[int, float]:
+    """Returns how many layers read the K and V of one that has some, on average, by their window."""
+    slots = _slots(program)
+    stored = Counter(window for window, _ in set(slots))
+    return {window: count / stored[window] for window, count in Counter(window for window, _ in slots).items()}
+
+
+def _slots(program: Program) -> list[tuple[int, int]]:
+    """Returns the window and the slot in a page of each layer that attends over pages."""
+    ops = [op for op in program.ops if isinstance(op, PagedAttention | LatentAttention)]
+    return [(op.window if isinstance(op, PagedAttention) else 0, op.layer) for op in ops]
 
 
 class _WeightReads(NamedTuple):

@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 
 from baton.gguf_files.folder import folder_of, is_gguf
-from baton.gguf_files.hub import fetched, is_on_hub
+from baton.gguf_files.hub import fetched, is_on_hub, told_files
 from baton.protos.errors import CheckpointError
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
+OTHER_COPIES = ("original/*", "metal/*", "consolidated*")  # of the weights, in forms that aren't read
 ETAG_TIMEOUT_S = 5.0  # seconds that the hub has to answer before the cached files are taken
 
 
@@ -42,11 +43,28 @@ def _looks_like_path(model: str) -> bool:
 
 @cache
 def _from_hub(model: str) -> Path:
-    """Returns the hub's newest snapshot, or the cached one if the hub can't be reached."""
+    """Returns the hub's newest snapshot, or the cached one if the hub can't be reached.
+
+    Raises CheckpointError, also for a repository that has GGUF files alone.
+    """
+    found = _snapshot(model)
+    if not (found / "config.json").is_file() and (files := told_files(model)):
+        raise CheckpointError(f"{model} has no config.json; {files}", "model")
+    return found
+
+
+def _snapshot(model: str) -> Path:
     from huggingface_hub import snapshot_download  # slow to import, needed for hub ids only
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(WANTED), etag_timeout=ETAG_TIMEOUT_S))
+        return Path(
+            snapshot_download(
+                model,
+                allow_patterns=list(WANTED),
+                ignore_patterns=list(OTHER_COPIES),
+                etag_timeout=ETAG_TIMEOUT_S,
+            )
+        )
     except Exception as online:
         try:
             return Path(snapshot_download(model, local_files_only=True))

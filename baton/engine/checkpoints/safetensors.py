@@ -16,17 +16,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.engine.checkpoints.content_hashes import content_hashes, identity
+from baton.engine.program import spellings
 from baton.engine.program.program import Weight
 from baton.engine.program.rank_program import Rows
+from baton.engine.program.spellings import OTHER_PREFIXES, PREFIX
 from baton.engine.program.stacked import own_source, part_of, stacked_source
 from baton.protos.errors import CheckpointError
 from baton.protos.json import Json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PREFIX, HEAD, TABLE = "model.", "lm_head.weight", "embed_tokens.weight"
-OTHER_PREFIXES = ("", "model.language_model.", "language_model.model.")  # of files, in place of PREFIX
-OTHER_HEADS = ("language_model.lm_head.weight",)
+HEAD, OTHER_HEAD, TABLE = f"{spellings.HEAD}.weight", f"{spellings.OTHER_HEAD}.weight", "embed_tokens.weight"
 # Of encoders: tables that identify them, prefixes that files may have, and older names of norms' weights.
 ENCODER_TABLES = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 ENCODER_PREFIXES = ("bert.", "roberta.", "model.")
@@ -65,7 +65,7 @@ class Checkpoint:
         """
         at = next(at for at in OTHER_PREFIXES if f"{at}{TABLE}" in self._files)
         self._own = {f"{PREFIX}{name.removeprefix(at)}": name for name in self._files if name.startswith(at)}
-        head = next((name for name in OTHER_HEADS if name in self._files), f"{at}{TABLE}")
+        head = OTHER_HEAD if OTHER_HEAD in self._files else f"{at}{TABLE}"
         self._own |= {} if HEAD in self._files else {HEAD: head}
         self._files |= {name: self._files[own] for name, own in self._own.items()}
 
@@ -89,8 +89,8 @@ class Checkpoint:
         """Returns each weight of ``wanted`` in ``dtype`` by name, its sources stacked. Of those in ``own`` only the
         given rows are read, and stay on the CPU; the others are put on ``device``.
 
-        Weights that are changed on load are float32. Raises CheckpointError for a tensor that is missing or has
-        another shape.
+        Weights that are changed on load, or exact, are float32. Raises CheckpointError for a tensor that is missing
+        or has another shape.
         """
         rows = own or {}
         return {
@@ -180,7 +180,7 @@ class Checkpoint:
         if not weight.sources:
             return torch.full(weight.shapes[0], weight.plus)
         rows = sum(shape[0] for shape in weight.shapes)
-        dtype = torch.float32 if weight.is_changed else dtype
+        dtype = torch.float32 if weight.is_float32 else dtype
         stacked, at = torch.empty((rows, *weight.shapes[0][1:]), dtype=dtype), 0
         for name, shape in zip(weight.sources, weight.shapes, strict=True):
             stacked[at : at + shape[0]] = self._read(name, shape)
@@ -189,7 +189,7 @@ class Checkpoint:
 
     def _stack_rows(self, weight: Weight, dtype: torch.dtype, own: Rows) -> Tensor:
         """Returns the row ranges ``own`` of the stacked sources, reading only these rows."""
-        found, dtype = [], torch.float32 if weight.is_changed else dtype
+        found, dtype = [], torch.float32 if weight.is_float32 else dtype
         for begin, end in own:
             at = 0
             for name, shape in zip(weight.sources, weight.shapes, strict=True):

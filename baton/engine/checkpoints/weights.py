@@ -28,9 +28,9 @@ from baton.engine.program.ops import Linear, LmHead
 from baton.engine.program.program import Program, Weight
 from baton.engine.program.rank_program import RankProgram, Rows
 from baton.engine.program.stacked import own_source
-from baton.engine.quant import NONE, Reader, on_load, reader_of
+from baton.engine.quant import NONE, UNREADABLE, Reader, on_load, reader_of, unreadable
 from baton.engine.quant.gguf import GgufCheckpoint
-from baton.kernels.linear.integers import Part, packed_of, regrouped, values_of
+from baton.kernels.linear.integers import Part, packed_of, values_of
 from baton.kernels.linear.packed import BF16, E4M3_A8, VERSION, PackedWeight, beside, own_rows, pack_bf16
 from baton.protos.errors import CheckpointError, ConfigError
 
@@ -263,7 +263,7 @@ class _Maker:
         """Returns a weight as a tensor: norms, biases, the embedding table."""
         if not weight.sources:
             return torch.full(weight.shapes[0], weight.plus)
-        kind = torch.float32 if weight.is_changed else dtype
+        kind = torch.float32 if weight.is_float32 else dtype
         found = torch.cat([values_of(part).to(kind) for part in self._parts(weight)])
         return (found + weight.plus) * weight.times if weight.is_changed else found
 
@@ -275,20 +275,23 @@ class _Maker:
         for at in range(0, len(weight.sources), each):
             own = slice(at, at + each)
             one = msgspec.structs.replace(weight, sources=weight.sources[own], shapes=weight.shapes[own])
-            packed = self._pack(one, scheme, ordered=False)
+            packed = self._pack(one, scheme)
             if self._reader is not None and packed.kind == BF16:
                 return None
             found.append(packed)
         return beside(found)
 
-    def _pack(self, weight: Weight, scheme: str, ordered: bool = True) -> PackedWeight:
-        """Packs one weight; ``ordered`` allows another order of its inputs, which the head never has."""
+    def _pack(self, weight: Weight, scheme: str) -> PackedWeight:
+        """Returns the ``weight`` packed by ``scheme``, or by the checkpoint's own form. Raises CheckpointError."""
         parts = self._parts(weight)
-        if not ordered or weight.name == HEAD:
-            parts = [regrouped(part) for part in parts]
-        if (packed := packed_of(parts)) is not None:
-            return packed
-        whole = torch.cat([values_of(part).float() for part in parts])
+        try:
+            if (packed := packed_of(parts)) is not None:
+                return packed
+            whole = torch.cat([values_of(part).float() for part in parts])
+        except UNREADABLE as error:
+            if self._reader is None:
+                raise
+            raise self._error(weight.sources[0], unreadable(error)) from error
         if self._reader is not None:  # left unquantized by who made the checkpoint
             return pack_bf16(whole)
         rounds = on_load(scheme)
@@ -316,9 +319,13 @@ class _Maker:
         """
         if self._reader is None:
             return name, None
-        found, own = self._reader.read(name, shape), own_source(name)
-        if found is None and own is not None and (alone := self._reader.read(own, shape)) is not None:
-            return own, alone
+        own = own_source(name)
+        try:
+            found = self._reader.read(name, shape)
+            if found is None and own is not None and (alone := self._reader.read(own, shape)) is not None:
+                return own, alone
+        except UNREADABLE as error:
+            raise self._error(name, unreadable(error)) from error
         return name, found
 
     def _require_finite(self, name: str, found: Tensor | Part) -> None:

@@ -1,7 +1,8 @@
 """Follows one grammar in a child process: keeps its requests, and passes its answers to the sequences.
 
 Knows nothing of when it may compile (``running``) or of what a mask means. If the process dies,
-the sequence whose token it was processing is the cause, and fails; the others continue in a new process.
+the sequence whose token it was processing is the cause, and fails; the others continue in a new process, and
+so do all if something else killed it.
 What fails after previews is tried once more without, because previews leave memory and states of the lexer behind.
 """
 
@@ -27,7 +28,7 @@ from baton.grammars.messages import (
     compile_of,
 )
 from baton.grammars.server import ForkedGrammar, ForkServer
-from baton.protos.errors import BatonError, InvalidRequest
+from baton.protos.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 from baton.protos.nouns import TENANT_SALT_BYTES, Grammar
 
 log = logging.getLogger("baton.engine")
@@ -95,13 +96,19 @@ class GrammarProcess:
         return self.queued or (self.wanted and (self.compiling or bool(self._asked)))
 
     def compile(self) -> None:
-        """Starts to compile the grammar in a child process."""
+        """Starts to compile the grammar in a child process; it stays queued if the machine has none to spare."""
         try:
             message = compile_of(self.grammar)
         except InvalidRequest as error:  # a router would have said so
             self.fail(error)
             return
-        self.compiling, self.child = True, self._server.child()
+        try:
+            self.child = self._server.child()
+        except OSError as error:
+            log.warning("no process to compile a grammar: %s", error)
+            self._lose()
+            return
+        self.compiling = True
         self.child.send(message)
         self._server.warm()
 
@@ -152,11 +159,14 @@ class GrammarProcess:
         self.error = error
 
     def fail_large(self) -> None:
-        """Ends a process that takes too much memory: it begins anew if previews may be why, else it fails."""
+        """Ends the largest of processes that take too much memory together: it begins anew if previews may be
+        why, else it fails until the next request.
+        """
         if self._previewed:
             self._distrust()
         else:
-            self.fail(InvalidRequest(self._server.bounds.exceeded, "grammar"))
+            text = "the grammars of running requests take too much memory together: ask again when some have ended"
+            self.fail(Overloaded(text, "grammar", retry_after_s=1.0))
 
     def close(self) -> None:
         """Kills the child process."""
@@ -209,14 +219,14 @@ class GrammarProcess:
             self._ask(seq, follower.tokens)
 
     def _ended(self) -> None:
-        """Determines the cause of the process's death: previews, a sequence's token, the grammar itself, or
-        something else.
-        """
+        """Determines why the process died: of something else, the grammar, previews, or a sequence's token."""
         asked, was_preview = next(iter(self._asked), (None, False))
         was_compiling, was_preview = self.compiling, was_preview or (self._previewed and asked is not None)
-        ours = self.child is not None and self.child.begun
+        exceeded = self.child is not None and self.child.exceeded
         self.close()
-        if ours and was_compiling:
+        if not exceeded:
+            self._lose()
+        elif was_compiling:
             log.info("a grammar of %d bytes was too much to compile", len(self.grammar.spec))
             self.error = InvalidRequest(self._server.bounds.exceeded, "grammar")
         elif was_preview:
@@ -233,4 +243,5 @@ class GrammarProcess:
         if reason := self._server.why_none():
             self.error = InvalidRequest(reason, "grammar")
         elif self._lost > RESTARTS:
-            self.error = BatonError("the processes that follow grammars can't be started; see the worker's log")
+            text = "the processes that follow grammars don't start or are killed; ask again, and see its log"
+            self.error = Unavailable(text, "grammar")

@@ -35,12 +35,19 @@ def experts_of(
     ``dense`` is the number of first layers without experts, ``inner`` an expert's width, ``shared`` the number of
     shared experts.
     """
+    config.must_be("mlp_bias", False)
     if config.fields.get("moe_layer_freq", 1) != 1:
         raise config.error("moe_layer_freq", "must be 1")
     count, first = config.size("num_hidden_layers"), config.count("first_k_dense_replace", dense)
     width, total = config.size("moe_intermediate_size", inner), config.size("n_routed_experts", experts)
     if total % routing.groups:
         raise config.error("n_group", f"is {routing.groups}; it must divide {total} experts")
+    if routing.kept > routing.groups:
+        raise config.error("topk_group", f"is {routing.kept}; there are {routing.groups} groups")
+    if routing.groups > 1 and total // routing.groups < routing.best:
+        raise config.error(
+            "n_group", f"is {routing.groups}; a group of {total} experts has {routing.best} at least"
+        )
     return ExpertLayers.read(
         config, tuple(layer >= first for layer in range(count)), total, width, renormalise, "mlp", PARTS,
         routing=routing, shared=width * config.size("n_shared_experts", shared), shared_at="shared_experts",

@@ -24,6 +24,15 @@ def program(config: ModelConfig) -> Program:
     """
     decoder = replace(Decoder.read(config, qk_norm=True), norms=Norms.AFTER, eps=config.number("rms_norm_eps", EPS))
     if window := config.window(WINDOW):
-        windows = config.alternating_windows(window, config.size("sliding_window_pattern", FULL_EVERY))
+        windows = config.alternating_windows(window, _full_every(config))
         decoder = with_rope_in(replace(decoder, windows=windows), tuple(map(bool, windows)))
     return decoder.program(config, MAX_POSITION)
+
+
+def _full_every(config: ModelConfig) -> int:
+    """Returns the period of layers without a window. Where ``layer_types`` names each layer's kind, it doesn't
+    matter, and published files have letters there ("LLLG").
+    """
+    pattern = config.fields.get("sliding_window_pattern")
+    named = isinstance(pattern, str) and config.fields.get("layer_types") is not None
+    return FULL_EVERY if named else config.size("sliding_window_pattern", FULL_EVERY)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
-from baton.engine.program.late_norms import LateNorms
 from baton.engine.program.program import Program
+from baton.engine.program.variants.late_norms import LateNorms
 
 # Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 2048

@@ -14,7 +14,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder, Tempering, with_rope_in
 from baton.engine.program.expert_layers import ExpertLayers, Routing, StackedNames
 from baton.engine.program.program import Program
-from baton.engine.program.unweighted import UnweightedNorms
+from baton.engine.program.variants.unweighted import UnweightedNorms
 
 # Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 131072
@@ -54,9 +54,15 @@ def program(config: ModelConfig) -> Program:
 
 
 def _tempering(config: ModelConfig) -> Tempering | None:
-    if not config.flag("attn_temperature_tuning", True):
+    if not _is_tempered(config):
         return None
     return Tempering(config.number("attn_scale", 0.1), config.number("floor_scale", 8192), 1, unrotated=True)
+
+
+def _is_tempered(config: ModelConfig) -> bool:
+    """Returns ``attn_temperature_tuning``, which Llama 4's first files state as a number (4: on)."""
+    found = config.fields.get("attn_temperature_tuning")
+    return found > 0 if type(found) is int else config.flag("attn_temperature_tuning", True)
 
 
 def _experts(config: ModelConfig, count: int, inner: int) -> ExpertLayers:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder, Norms, with_rope_in
 from baton.engine.program.hybrid import StateSpaceLayers, require_unlimited_steps
-from baton.engine.program.mixers import ATTENTION, MLP, STATES, MixerDecoder
 from baton.engine.program.program import Program
+from baton.engine.program.variants.mixers import ATTENTION, MLP, STATES, MixerDecoder
 
 # Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 4096

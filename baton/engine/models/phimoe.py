@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import ExpertLayers
-from baton.engine.program.layer_norms import LayerNormDecoder
 from baton.engine.program.program import Program
 from baton.engine.program.rope import LONGROPE
+from baton.engine.program.variants.layer_norms import LayerNormDecoder
 
 # Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION, KV_HEADS, EXPERTS, CHOSEN = 131072, 8, 16, 2

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import GELU_TANH, Decoder
-from baton.engine.program.layer_norms import LayerNormDecoder
 from baton.engine.program.program import Program
+from baton.engine.program.variants.layer_norms import LayerNormDecoder
 
 # Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION, KV_HEADS = 4096, 2

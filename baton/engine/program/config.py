@@ -16,6 +16,8 @@ from baton.protos.json import Json
 
 DEFAULT_ROPE_THETA = 10000.0  # Hugging Face's default base of the rotary frequencies
 
+SHARED = ("tie_word_embeddings",)  # fields that a file of several parts may state for all of them
+
 
 class ModelConfig:
     """Holds the fields of one config.json. A field that is missing or null takes the architecture's default;
@@ -29,15 +31,22 @@ class ModelConfig:
 
     @classmethod
     def read(cls, directory: Path) -> ModelConfig:
-        """Reads config.json of ``directory``, and the end tokens from generation_config.json if there is one.
+        """Reads config.json of ``directory``, and the end tokens from generation_config.json if that has them; a
+        model of several parts may state them in ``text_config``.
 
         Raises CheckpointError if a file is missing or can't be read.
         """
         path = directory / "config.json"
         fields = _read_json(path)
         generation = directory / "generation_config.json"
-        ends = _read_json(generation).get("eos_token_id") if generation.exists() else None
-        return cls(path, fields, _ids(path, fields.get("eos_token_id") if ends is None else ends))
+        text = fields.get("text_config")
+        stated = [
+            _read_json(generation) if generation.exists() else {},
+            fields,
+            text if isinstance(text, dict) else {},
+        ]
+        ends = [found["eos_token_id"] for found in stated if found.get("eos_token_id") is not None]
+        return cls(path, fields, _ids(path, ends[0] if ends else None))
 
     @property
     def model_type(self) -> str:
@@ -132,19 +141,23 @@ class ModelConfig:
         return ModelConfig(self.path, self.fields | {name: self._get(name, value)}, self.eos_token_ids)
 
     def part(self, name: str, defaults: Json | None = None) -> ModelConfig:
-        """Returns the config in field ``name``, an object, completed by ``defaults``. Raises CheckpointError if it
-        is no object.
+        """Returns the config in field ``name``, an object, completed by ``SHARED`` fields beside it and by
+        ``defaults``. Raises CheckpointError if it is no object.
         """
         found = self.fields.get(name)
         if not isinstance(found, dict):
             raise self.error(name, f"is {found!r}; it must be an object")
-        return ModelConfig(self.path, (defaults or {}) | found, self.eos_token_ids)
+        shared = {name: self.fields[name] for name in SHARED if self.fields.get(name) is not None}
+        return ModelConfig(self.path, (defaults or {}) | shared | found, self.eos_token_ids)
 
     def rope(self, default_theta: float = DEFAULT_ROPE_THETA) -> Rope:
         """Returns the rotary embedding's parameters, in either spelling; ``default_theta`` is the base if none is
         given.
         """
-        raw = self.fields.get("rope_parameters") or self.fields.get("rope_scaling") or {}
+        new, old = self.fields.get("rope_parameters"), self.fields.get("rope_scaling")
+        if new and old and new != old:
+            raise self.error("rope_scaling", "says something else than rope_parameters: remove one of them")
+        raw = new or old or {}
         if not isinstance(raw, dict):
             raise self.error("rope_parameters", "must be an object")
         return self.rope_of(raw, default_theta)

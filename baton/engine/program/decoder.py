@@ -29,6 +29,8 @@ from baton.engine.program.ops import (
     TemperQueries,
 )
 from baton.engine.program.program import NO_ROPE, Program, Rope, Weight
+from baton.engine.program.rope import longest_context
+from baton.engine.program.shared_kv import owners_slots
 from baton.protos.nouns import LayerGroup
 
 SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"  # activations of an MLP's gate, as config.json spells them
@@ -122,9 +124,8 @@ class Decoder(msgspec.Struct, frozen=True):
         ``activation`` is the field that names the MLP's activation, and the supported value; ``differences`` are
         flags of ``Decoder``. Raises CheckpointError.
         """
-        field, known = activation
-        if config.fields.get(field, known) != known:
-            raise config.error(field, f"must be {known}")
+        config.must_be(*activation)
+        config.must_be("is_causal", True)
         hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
         kv_heads = config.size("num_key_value_heads", _kv_heads(config, kv_heads or heads, heads))
         if heads % kv_heads:
@@ -135,14 +136,15 @@ class Decoder(msgspec.Struct, frozen=True):
         return cls(
             vocab=config.size("vocab_size"),
             hidden=hidden,
-            inner=config.size("intermediate_size"),
+            # An architecture whose layers all have experts may leave out the width of those without.
+            inner=config.size("intermediate_size", config.fields.get("moe_intermediate_size")),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=width,
             eps=config.number("rms_norm_eps", 1e-6),
             windows=(0,) * config.size("num_hidden_layers"),
             tied=config.flag("tie_word_embeddings", tied),
-            activation=known,
+            activation=activation[1],
             **differences,  # type: ignore[arg-type]
         )
 
@@ -154,10 +156,10 @@ class Decoder(msgspec.Struct, frozen=True):
         rope = rope or config.rope()
         if not self.partial_rotary and any(_rotates_a_part(each) for each in (rope, *self.local_ropes)):
             raise config.error("partial_rotary_factor", "must be 1 in this architecture")
-        slots = _slots(self.windows)
+        slots = self._slots()
         layers = [op for layer in range(len(self.windows)) for op in self._layer(layer, slots[layer])]
         return Program(
-            ops=(Embedding("embed", "x", self.embed_scale), *layers, *self._end()),
+            ops=(*self._begin(), *layers, *self._end()),
             weights=tuple(map(self._renamed, self._weights())),
             groups=tuple(self._groups()),
             rope=rope,
@@ -165,10 +167,22 @@ class Decoder(msgspec.Struct, frozen=True):
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             vocab_size=self.vocab,
-            max_position=config.size("max_position_embeddings", max_position),
+            max_position=longest_context(rope, config.size("max_position_embeddings", max_position)),
             local_ropes=self.local_ropes,
             query_scalar=self.query_scalar,
+            idle=self._idle(),
         )
+
+    def _idle(self) -> tuple[str, ...]:
+        """Returns the modules that a checkpoint or an adapter may have, and that have no effect."""
+        return ()
+
+    def _slots(self) -> Sequence[int]:
+        """Returns the slot in a page of the K and V that each layer reads."""
+        return owners_slots(self.windows, range(len(self.windows)))
+
+    def _begin(self) -> tuple[Op, ...]:
+        return (Embedding("embed", "x", self.embed_scale),)
 
     def _end(self) -> tuple[Op, ...]:
         head = "embed" if self.tied else "head"
@@ -312,12 +326,6 @@ def _rotates_a_part(rope: Rope) -> bool:
 
 def _kv_heads(config: ModelConfig, absent: int, null: int) -> int:
     return null if "num_key_value_heads" in config.fields else absent
-
-
-def _slots(windows: tuple[int, ...]) -> list[int]:
-    """Returns each layer's slot in a page: groups by rising window, layers in order within a group."""
-    order = sorted(range(len(windows)), key=lambda layer: (windows[layer], layer))
-    return [order.index(layer) for layer in range(len(windows))]
 
 
 def dense(

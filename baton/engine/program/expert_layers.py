@@ -25,6 +25,7 @@ class Routing(msgspec.Struct, frozen=True):
     best: int = 1  # best experts whose scores' sum is a group's
     scale: float = 1.0  # factor on the mixed outputs
     biased: bool = False  # a bias is added to the scores for the choice
+    bias_rows: int = 0  # 1: the checkpoint keeps it as a matrix of one row
 
 
 class StackedNames(msgspec.Struct, frozen=True):
@@ -148,7 +149,8 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         downs = tuple(f"{at}.experts.{e}.{down}.weight" for e in range(self.experts))
         yield Weight(f"{layer}.experts_down", downs, ((hidden, self.inner),) * len(downs))
         if self.routing is not None and self.routing.biased:
-            yield Weight(f"{layer}.router_bias", (f"{at}.gate.e_score_correction_bias",), ((self.experts,),))
+            shape = (1,) * self.routing.bias_rows + (self.experts,)
+            yield Weight(f"{layer}.router_bias", (f"{at}.gate.e_score_correction_bias",), (shape,), exact=True)
         if self.shared:
             yield from self._shared_weights(layer, f"{at}.{self.shared_at}", hidden)
         if self.shared_gate:

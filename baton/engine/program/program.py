@@ -13,9 +13,12 @@ import msgspec
 from baton.engine.program.ops import (
     Add,
     Combine,
+    Convolve,
     Embedding,
     FullAttention,
+    GatedDelta,
     GeGlu,
+    LatentAttention,
     Linear,
     LmHead,
     Moe,
@@ -23,8 +26,11 @@ from baton.engine.program.ops import (
     NormPart,
     Op,
     PagedAttention,
+    RopeAppend,
     Route,
     RouteTwo,
+    SelectiveScan,
+    StateSpace,
 )
 from baton.protos.nouns import LayerGroup, StatePlane
 
@@ -34,7 +40,8 @@ class Weight(msgspec.Struct, frozen=True):
     dimension 0.
 
     A source may name a part of a tensor that holds all experts (``program/stacked.py``). The weight is (stored +
-    ``plus``) x ``times``, in float32 if that changes it; without sources all of its elements are ``plus``.
+    ``plus``) x ``times``; without sources all of its elements are ``plus``. It is float32 if that changes it, or if
+    ``exact`` says so, whatever the engine's dtype.
     """
 
     name: str
@@ -42,6 +49,12 @@ class Weight(msgspec.Struct, frozen=True):
     shapes: tuple[tuple[int, ...], ...]
     plus: float = 0.0
     times: float = 1.0
+    exact: bool = False
+
+    @property
+    def is_float32(self) -> bool:
+        """Returns whether it is float32, whatever the engine's dtype."""
+        return self.exact or self.is_changed
 
     @property
     def is_changed(self) -> bool:
@@ -49,6 +62,8 @@ class Weight(msgspec.Struct, frozen=True):
         return bool(self.plus) or self.times != 1.0
 
 
+# Ops that store K, V, latents or recurrent state, on which later tokens depend.
+STORES = (RopeAppend, LatentAttention, GatedDelta, StateSpace, Convolve, SelectiveScan)
 NO_ROPE = "no rope"  # the kind of a rope that rotates nothing
 
 
@@ -108,6 +123,8 @@ class Program(msgspec.Struct, frozen=True):
 
     local_ropes: tuple[Rope, ...] = ()  # further rotary embeddings, of some of the layers
     query_scalar: float = 0.0  # see ``scale``
+    # Modules of checkpoints that have no effect, such as K's of layers that read others'.
+    idle: tuple[str, ...] = ()
     plain_context: int = 0  # tokens of context up to which longrope's first factors hold; 0: no longrope
 
     @property
@@ -126,6 +143,15 @@ class Program(msgspec.Struct, frozen=True):
     def windows(self) -> tuple[int, ...]:
         """Returns the distinct attention windows of the layers in tokens, sorted; 0 is full attention."""
         return tuple(sorted({op.window for op in self.ops if isinstance(op, PagedAttention)}))
+
+    @property
+    def divided(self) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+        """Returns the ops up to the last one that stores K, V, latents or recurrent state, and those after it.
+
+        Of a row whose result nobody reads, the latter need not be computed.
+        """
+        begin = 1 + max((at for at, op in enumerate(self.ops) if isinstance(op, STORES)), default=-1)
+        return self.ops[:begin], self.ops[begin:]
 
     @property
     def experts(self) -> tuple[Moe, ...]:

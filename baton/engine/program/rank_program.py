@@ -70,12 +70,23 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Residual(msgspec.Struct, frozen=True):
-    """Names the registers of the residual stream that a rank hands on; ``first`` is their index among those of all
-    ranks.
+    """Names the registers of the residual stream that a rank hands on, and their ``widths`` in floats; ``first`` is
+    the number of floats per row before them among those of all ranks.
     """
 
     registers: tuple[str, ...] = ()
+    widths: tuple[int, ...] = ()
     first: int = 0
+
+
+class LastOps(msgspec.Struct, frozen=True):
+    """Names what a rank's ops from ``begin`` on read before they write it, registers and weights: ``read``. Among
+    them are the registers ``shared``, which ranks have filled together and none of these ops writes.
+    """
+
+    begin: int
+    read: frozenset[str]
+    shared: frozenset[str]
 
 
 class RankProgram(msgspec.Struct, frozen=True):
@@ -101,9 +112,10 @@ class RankProgram(msgspec.Struct, frozen=True):
     given: Residual = Residual()
     handed: Residual = Residual()
     last: Residual = Residual()
-    carried: int = 0  # number of registers that are handed on in all stages
+    carried: int = 0  # floats per row that are handed on in all stages
     adapts_before: int = 0  # adapter sites before the rank's own
     columns: int = 1
+    crosses: bool = False  # a stage reads K and V that an earlier one has written
     shared_floats: int = 0  # floats per row of registers that ranks fill together, in all stages
     first_shared: int = 0  # those of the stages before the rank's own
     expert_layers: int = 0  # layers of the whole program whose experts are divided
@@ -124,6 +136,28 @@ class RankProgram(msgspec.Struct, frozen=True):
     def expert_sites(self) -> dict[str, int]:
         """Returns the numbers of the adapter sites of the rank's experts, by the weight's name."""
         return {name: number for number, name in self.sites.items() if number > self.head_site}
+
+    @property
+    def last_ops(self) -> LastOps | None:
+        """Returns the ops that need only run for rows whose results are read: those of the rank that leads to the
+        head, behind the last one that stores anything. ``None`` if there are none, or if they write a register of
+        all ranks that they have read.
+        """
+        ops = self.program.ops
+        begin = len(self.program.divided[0])
+        while begin < len(ops) and isinstance(ops[begin], p.Meet):  # what the ranks have just computed for all rows
+            begin += 1
+        if begin == len(ops) or not isinstance(ops[-1], p.LmHead):
+            return None
+        read, written = _read_first(ops[begin:])
+        shared = read & self.shared
+        if read & self.parts.keys() or shared & {self.whole_of(name) for name in written}:
+            return None
+        return LastOps(begin, read, shared)
+
+    def whole_of(self, register: str) -> str:
+        """Returns the register of which ``register`` is a part, or else itself."""
+        return self.parts[register].whole if register in self.parts else register
 
     @property
     def shared(self) -> frozenset[str]:
@@ -150,6 +184,37 @@ def weights_at(program: Program) -> dict[int, str]:
     return dict(enumerate([*adapts, head_of(program).weight])) | experts
 
 
+def _read_first(ops: tuple[p.Op, ...]) -> tuple[frozenset[str], set[str]]:
+    """Returns the names that ``ops`` may read before they write them, and the registers that they write."""
+    read, written = set[str](), set[str]()
+    for op in ops:
+        fields = set(op.__struct_fields__) - set(_outs(op))
+        read |= {name for field in fields for name in _names(getattr(op, field))} - written
+        written |= set(_written((op,)))
+    return frozenset(read), written
+
+
+def _names(value: object) -> Iterator[str]:
+    """Yields the names in an op's field."""
+    for each in value if isinstance(value, tuple) else (value,):
+        if isinstance(each, str):
+            yield each
+
+
+def _written(ops: tuple[p.Op, ...]) -> Iterator[str]:
+    """Yields the registers into which ``ops`` write their results."""
+    for op in ops:
+        for field in _outs(op):
+            yield from _names(getattr(op, field, ""))
+
+
+def _outs(op: p.Op) -> tuple[str, ...]:
+    """Returns the fields of ``op`` that name the registers of its results."""
+    if isinstance(op, p.Exchange):
+        return "rows", "routes"
+    return ("outs",) if isinstance(op, p.Divide) else ("out",)
+
+
 def dealt_experts(program: Program, own: RankProgram) -> tuple[tuple[int, int], ...]:
     """Returns the range [begin, end) of experts in each layer for every rank of ``own``'s stage; empty if each rank
     has all experts.
@@ -160,10 +225,16 @@ def dealt_experts(program: Program, own: RankProgram) -> tuple[tuple[int, int], 
     return tuple(rank.experts(program.experts[0].experts) for rank in ranks)
 
 
+def hidden_of(program: Program) -> int:
+    """Returns the width of the residual stream, which is that of the head's norm."""
+    name = head_of(program).norm
+    return next(weight.shapes[0][0] for weight in program.weights if weight.name == name)
+
+
 def rewritten(program: Program) -> Iterator[str]:
     """Yields the registers that each rank writes as a whole in some layers, in place or by an op of its own."""
     for op in program.ops:
-        if isinstance(op, p.Moe | p.Combine | p.Center | p.ScaleRows):
+        if isinstance(op, p.Moe | p.Combine | p.Center | p.ScaleRows | p.LayerInputs | p.MatchSize | p.Sparsen):
             yield op.out
         elif isinstance(op, p.Add):
             yield op.x

@@ -16,33 +16,25 @@ then the ranks' columns are put together. Small weights are on every rank: norms
     head         rows of the vocabulary
 
 If queries and keys are normed over all heads (OLMo 2), q, k and v are own outputs like any others, and each rank
-has attention of all heads.
+has attention of all heads. What changes whole rows in place (several residual streams, layers' own inputs, gates of
+which the lowest are cut) runs on a copy of all columns, on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
+from baton.engine.program.rank_experts import EXPERTS, deal_experts, few_experts, rows_of
 from baton.engine.program.rank_program import MOST, Part, Rank, RankProgram, Rows, rewritten
 from baton.engine.program.rank_states import own_heads, state_obstacles
 from baton.protos.errors import ConfigError
 
-MOST_EXPERT_LAYERS = 256  # layers of experts whose rows are counted, as in kernels/step/ranks.h
-EXPERTS = "experts"  # the register of all experts' outputs
 PROJECTED = "projected"  # the register of all heads' q, k and v, which every rank copies
-
-
-class DealtExperts(NamedTuple):
-    """Holds a rank's part of a mixture-of-experts layer."""
-
-    rows: dict[str, Rows]  # the rank's rows of the experts' weights
-    columns: int  # of the register ``EXPERTS``
-    ops: tuple[p.Op, ...]
 
 
 def possible_widths(program: Program, most: int = MOST) -> tuple[int, ...]:
@@ -80,38 +72,29 @@ def _obstacles(program: Program, count: int) -> Iterator[str]:
     if unknown is not None:
         yield f"{unknown.__name__} runs on one rank only"
     yield from state_obstacles(program, count)
-    few = min((_rows_of(program, name) for name in _split_weights(program)), default=count)
+    few = min((rows_of(program, name) for name in _split_weights(program)), default=count)
     if few < count:
         yield f"a matrix has {few} rows only"
     yield from few_experts(program, count)
-
-
-def few_experts(program: Program, count: int) -> Iterator[str]:
-    """Yields the reason why the experts of ``program`` can't be divided among ``count`` ranks; nothing if
-    they can.
-    """
-    if len(program.experts) > MOST_EXPERT_LAYERS:
-        yield f"it has {len(program.experts)} layers of experts, and {MOST_EXPERT_LAYERS} at most can be divided"
-    if any(op.experts < count for op in program.experts):
-        yield f"a layer has {program.experts[0].experts} experts only"
 
 
 def norms_all_heads(program: Program) -> bool:
     """Returns whether queries and keys are normed over all heads, so that each rank computes attention of all
     heads.
     """
-    return any(isinstance(op, p.NormPart) for op in program.ops)
+    parts = (op for op in program.ops if isinstance(op, p.NormPart))
+    return any(op.first < _values_at(program.heads, program.kv_heads, program.head_dim) for op in parts)
+
+
+def _values_at(heads: int, kv_heads: int, dim: int) -> int:
+    """Returns the first column of values in a register of q, k and v."""
+    return (heads + kv_heads) * dim
 
 
 def _split_weights(program: Program) -> Iterator[str]:
     for op in program.ops:
         if isinstance(op, p.Linear | p.Embedding | p.LmHead) and op.weight not in program.routers:
             yield op.weight
-
-
-def _rows_of(program: Program, name: str) -> int:
-    weight = next(weight for weight in program.weights if weight.name == name)
-    return sum(shape[0] for shape in weight.shapes)
 
 
 class _Split:
@@ -134,6 +117,8 @@ class _Split:
         self._into_own = {op.x for op in program.ops if isinstance(op, p.Activate)}
         self._into_own |= {op.dt for op in program.ops if isinstance(op, p.SelectiveScan)}
         self._into_latents = {op.q: op for op in program.ops if isinstance(op, p.LatentAttention)}
+        self._into_queries = {op.x for op in program.ops if isinstance(op, p.RotateQueries)}
+        self._sparse = {op.x for op in program.ops if isinstance(op, p.Sparsen)}  # gates, of which all are needed
         self._rewritten = frozenset(rewritten(program))
         self._inner: dict[str, int] = {}  # of a register of gates and ups, or of one of both: all ranks' columns
         self._whole_heads = norms_all_heads(program)
@@ -170,6 +155,7 @@ class _Split:
             if isinstance(op, p.Meet) and op.x not in own:
                 read = False
             names = {getattr(op, field) for field in op.__struct_fields__ if field != "out"}
+            names |= set(op.xs) if isinstance(op, p.SumRows) else set()
             if read and getattr(op, "out", None) in own:
                 return True
             read = read or register in names
@@ -203,15 +189,18 @@ class _Split:
             return (self._of_rows(op, ((begin * width, end * width),)),)
         if op.out in self._into_states:
             return (self._of_rows(op, self._into_states[op.out]),)
+        if op.out in self._into_queries:
+            dim, (begin, end) = self._program.head_dim, self._queries
+            return (self._of_rows(op, ((begin * dim, end * dim),)),)
         if op.out in self._into_gated:
             return (self._of_rows(op, self._head_rows(gated=True)),)
         if op.out in self._into_heads:
             return self._whole_rows(op) if self._whole_heads else (self._of_rows(op, self._head_rows()),)
-        if op.out in self._into_pairs:
-            inner = _rows_of(self._program, op.weight) // 2
+        if op.out in self._into_pairs - self._sparse:
+            inner = rows_of(self._program, op.weight) // 2
             self._inner[op.out], (begin, end) = inner, self._rank.part(inner)
             return (self._of_rows(op, ((begin, end), (inner + begin, inner + end))),)
-        total = _rows_of(self._program, op.weight)
+        total = rows_of(self._program, op.weight)
         part = self._rank.part(total)
         if op.out in self._into_own:
             self._inner[op.out] = total
@@ -233,7 +222,7 @@ class _Split:
         """Computes the rank's own outputs; every rank gets a copy of all, because they are normed and rotated in
         place.
         """
-        total, own = _rows_of(self._program, op.weight), f"{op.out}@"
+        total, own = rows_of(self._program, op.weight), f"{op.out}@"
         begin, end = self._rank.part(total)
         self._parts[own] = Part(PROJECTED, begin, end - begin)
         self._widths[PROJECTED] = total
@@ -260,6 +249,17 @@ class _Split:
             self._rows[op.sinks] = ((begin, end),)
         own, gather = self._gather(op.out, self._program.heads * dim, (begin * dim, end * dim))
         return msgspec.structs.replace(op, out=own), gather
+
+    def norm_part(self, op: p.NormPart) -> tuple[p.Op, ...]:
+        """Norms all heads' queries or keys on every rank, and values of the rank's own heads."""
+        m, dim, (begin, end) = self._program, self._program.head_dim, self._kv
+        if self._whole_heads:
+            return (op,)
+        head = (op.first - _values_at(m.heads, m.kv_heads, dim)) // dim
+        if not begin <= head < end:
+            return ()
+        first = _values_at(self._queries[1] - self._queries[0], end - begin, dim)
+        return (msgspec.structs.replace(op, first=first + (head - begin) * dim),)
 
     def gate(self, op: p.Gate) -> tuple[p.Op, ...]:
         """Gates the rank's own heads of attention."""
@@ -289,6 +289,8 @@ class _Split:
         return msgspec.structs.replace(op, out=own), gather
 
     def activate(self, op: p.SwiGlu | p.GeGlu | p.Activate) -> tuple[p.Op, ...]:
+        if not isinstance(op, p.Activate) and op.gate_up in self._sparse:
+            return (op,)
         own, gather, _ = self._own_inner(op.out, op.x if isinstance(op, p.Activate) else op.gate_up)
         return msgspec.structs.replace(op, out=own), gather
 
@@ -334,27 +336,6 @@ class _Split:
         return (op,)
 
 
-def deal_experts(program: Program, rank: Rank, op: p.Moe, x: str = "", logits: str = "") -> DealtExperts:
-    """Returns the part of mixture-of-experts layer ``op`` that ``rank`` has.
-
-    Its experts read rows from register ``x`` and router logits from ``logits``; empty means the layer's own. Each
-    rank has some whole experts and mixes the outputs of all.
-    """
-    first, end = rank.experts(op.experts)
-    spare = ((first, first + 1),) * rank.spare  # until a copy is wanted there
-    biases = () if op.gate is None else (op.gate.gate_up_bias, op.gate.down_bias)
-    rows = dict[str, Rows]()
-    for name in (op.gate_up, op.down, *biases):
-        each = _rows_of(program, name) // op.experts
-        rows[name] = tuple((begin * each, last * each) for begin, last in ((first, end), *spare))
-    own, at, numbers = f"{EXPERTS}@", (x or op.x, logits or op.logits), (op.experts, first, end - first, op.chosen)
-    place = program.experts.index(op), rank.index, rank.count, rank.spare
-    run = p.OwnExperts(*at, op.gate_up, op.down, *numbers, op.renormalise, own, op.gate, *place)
-    mix = p.MixExperts(EXPERTS, op.logits, op.gate_up, op.out)
-    columns = op.chosen * (_rows_of(program, op.down) // op.experts)
-    return DealtExperts(rows, columns, (run, p.Meet(own, EXPERTS), mix))
-
-
 def _adapted_first(ops: list[p.Op]) -> tuple[p.Op, ...]:
     """Returns the ops with adapters added to own columns before these are put together with those of other
     ranks.
@@ -377,7 +358,7 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.SwiGlu: _Split.activate,
     p.GeGlu: _Split.activate,
     p.Add: _Split.as_it_is,
-    p.NormPart: _Split.as_it_is,
+    p.NormPart: _Split.norm_part,
     p.Moe: _Split.moe,
     p.Route: _Split.as_it_is,
     p.Combine: _Split.as_it_is,
@@ -391,5 +372,7 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.SelectiveScan: _Split.scan,
     **dict.fromkeys((p.LayerNorm, p.Center, p.ScaleRows, p.RouteTwo, p.Divide), _Split.as_it_is),
     **dict.fromkeys((p.HalveHeads, p.TemperQueries, p.RotateHeads), _Split.as_it_is),
+    **dict.fromkeys((p.LayerInputs, p.GateInputs, p.Sparsen, p.MatchSize, p.SumRows), _Split.as_it_is),
+    **dict.fromkeys((p.PredictStreams, p.CorrectStreams, p.AddToEach, p.RotateQueries), _Split.as_it_is),
 }
 SPLIT_OPS = frozenset(_SPLITS)

@@ -20,6 +20,15 @@ from baton.engine.program.program import NO_ROPE, Program, Rope
 from baton.protos.errors import CheckpointError
 
 
+def longest_context(rope: Rope, most: int) -> int:
+    """Returns the tokens of context that a model was made for, ``most`` by its ``max_position_embeddings``. With
+    yarn it is the original context times the factor, where that is more: settings that lengthen the context don't
+    change the former.
+    """
+    original = rope.parameters.get("original_max_position_embeddings", 0.0)
+    return max(most, int(original * rope.parameters.get("factor", 1.0))) if rope.kind == "yarn" else most
+
+
 def frequencies(rope: Rope, head_dim: int, max_position: int) -> tuple[Tensor, float]:
     """Returns the inverse frequencies (rotated dims / 2,) float32, and the factor on cos and sin. Raises
     CheckpointError naming the field.

@@ -10,12 +10,14 @@ stage is one rank, or several that divide its columns.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import msgspec
 
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
+from baton.engine.program.rank_experts import EXPERTS, deal_experts, few_experts, rows_of
 from baton.engine.program.rank_program import (
     BY_LAYERS,
     BY_ROWS,
@@ -26,16 +28,9 @@ from baton.engine.program.rank_program import (
     Residual,
     Rows,
     head_of,
+    hidden_of,
 )
-from baton.engine.program.ranks import (
-    EXPERTS,
-    SPLIT_OPS,
-    deal_experts,
-    few_experts,
-    possible_widths,
-    require_splittable,
-    split,
-)
+from baton.engine.program.ranks import SPLIT_OPS, possible_widths, require_splittable, split
 from baton.protos.errors import ConfigError
 
 ROWS, ROUTES = "rows of all", "routes of all"  # registers that hold all ranks' rows, on every rank
@@ -153,7 +148,8 @@ def _by_rows(program: Program, rank: Rank, deals: bool) -> RankProgram:
         else:
             ops += _then_meets(op)
     widths = _exchanged(program, columns) if deals else {}
-    last = Residual((head.x, head.delta), 0)
+    hidden = hidden_of(program)
+    last = Residual((head.x, head.delta), (hidden, hidden))
     return msgspec.structs.replace(
         whole,
         program=msgspec.structs.replace(program, ops=tuple(ops)),
@@ -164,7 +160,7 @@ def _by_rows(program: Program, rank: Rank, deals: bool) -> RankProgram:
         deal=BY_ROWS,
         handed=last,
         last=last,
-        carried=2,
+        carried=2 * hidden,
         expert_layers=len(program.experts) if deals else 0,
     )
 
@@ -187,7 +183,7 @@ def _by_layers(program: Program, rank: Rank, columns: int) -> RankProgram:
     if columns > 1:
         whole = split(program, Rank(rank.index % columns, columns, rank.spare))
     all_ops, stage, stages = whole.program.ops, rank.index // columns, rank.count // columns
-    between, cuts = _handed(whole, stages)
+    between, cuts = _handed(whole, stages, program)
     begin, end = (0, *cuts, len(all_ops))[stage : stage + 2]
     ops = all_ops[begin:end]
     head = whole.head
@@ -211,23 +207,39 @@ def _by_layers(program: Program, rank: Rank, columns: int) -> RankProgram:
         given=between[stage],
         handed=between[stage + 1],
         last=between[-1],
-        carried=sum(len(residual.registers) for residual in between),
+        carried=sum(sum(residual.widths) for residual in between),
         adapts_before=sum(isinstance(op, p.Adapt) for op in all_ops[:begin]),
         columns=columns,
+        crosses=_crosses(all_ops, cuts),
         shared_floats=stages * whole.shared_floats,
         first_shared=stage * whole.shared_floats,
     )
 
 
-def _handed(whole: RankProgram, stages: int) -> tuple[tuple[Residual, ...], tuple[int, ...]]:
+def _handed(whole: RankProgram, stages: int, program: Program) -> tuple[tuple[Residual, ...], tuple[int, ...]]:
     """Returns the registers that each of ``stages`` is given, and last those that the head reads; and the ops at
-    which stages begin.
+    which stages begin. ``whole`` is a rank's columns of ``program``.
     """
     starts, alive = _starts(whole.program), _alive(whole.program)
     cuts = tuple(starts[len(starts) * at // stages] for at in range(1, stages))
     lives = [*(tuple(sorted(alive[cut])) for cut in cuts), (whole.head.x, whole.head.delta)]
-    firsts = [sum(len(each) for each in lives[:at]) for at in range(len(lives))]
-    return (Residual(), *(Residual(live, first) for live, first in zip(lives, firsts, strict=True))), cuts
+    linear, hidden = (op for op in program.ops if isinstance(op, p.Linear)), hidden_of(program)
+    known = {op.out: rows_of(program, op.weight) for op in linear}
+    widths = [tuple(known.get(name, hidden) for name in live) for live in lives]
+    firsts = itertools.accumulate(map(sum, widths), initial=0)
+    return (Residual(), *map(Residual, lives, widths, firsts)), cuts
+
+
+def _crosses(ops: tuple[p.Op, ...], cuts: tuple[int, ...]) -> bool:
+    """Returns whether a stage reads K and V that an earlier one has written; stages begin at ``cuts``."""
+    written, stage = dict[int, int](), 0
+    for at, op in enumerate(ops):
+        stage += at in cuts
+        if isinstance(op, p.RopeAppend):
+            written[op.layer] = stage
+        elif isinstance(op, p.PagedAttention) and written[op.layer] != stage:
+            return True
+    return False
 
 
 def _starts(program: Program) -> tuple[int, ...]:
@@ -236,10 +248,13 @@ def _starts(program: Program) -> tuple[int, ...]:
     """
     adding = p.RmsNorm | p.LayerNorm | p.Add | p.LmHead
     residual = {"x"} | {op.delta for op in program.ops if isinstance(op, adding) and op.delta}
+    residual |= {op.streams for op in program.ops if isinstance(op, p.PredictStreams)}
+    residual |= {op.inputs for op in program.ops if isinstance(op, p.GateInputs)}
+    attended = p.RopeAppend | p.RotateQueries | p.LatentAttention
     alive, found = _alive(program), list[int]()
     least = 1  # behind the embedding
     for at, op in enumerate(program.ops):
-        if isinstance(op, p.RopeAppend | p.LatentAttention | p.GatedDelta | p.StateSpace | p.Convolve):
+        if isinstance(op, attended | p.GatedDelta | p.StateSpace | p.Convolve):
             found.append(max(i for i in range(least, at + 1) if alive[i] <= residual))
             least = at + 1
     return tuple(found)
@@ -251,7 +266,8 @@ def _alive(program: Program) -> list[frozenset[str]]:
     found, alive = list[frozenset[str]](), frozenset[str]()
     for op in reversed(program.ops):
         adds = isinstance(op, p.Adapt)  # to what is in ``out``
-        reads = (getattr(op, field) for field in op.__struct_fields__ if field != "out" or adds)
+        reads = [getattr(op, field) for field in op.__struct_fields__ if field != "out" or adds]
+        reads += op.xs if isinstance(op, p.SumRows) else ()
         alive = alive - {getattr(op, "out", "")} | {name for name in reads if isinstance(name, str)} & registers
         found.append(alive)
     return found[::-1]

@@ -107,6 +107,12 @@ def stacked_sites(program: Program) -> dict[str, StackedSite]:
     return found
 
 
+def others_of(program: Program) -> tuple[str, ...]:
+    """Returns the checkpoint's modules of an adaptable program that are no sites, sorted."""
+    sources = (source for weight in program.weights for source in weight.sources if source.endswith(".weight"))
+    return tuple(sorted({source.removesuffix(".weight") for source in sources} - set(sites_of(program))))
+
+
 def _adapts(program: Program) -> list[Adapt]:
     return [op for op in program.ops if isinstance(op, Adapt)]
 

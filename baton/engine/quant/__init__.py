@@ -22,6 +22,8 @@ from baton.kernels.linear.integers import Part
 from baton.protos.errors import CheckpointError, ConfigError
 
 NONE = "none"
+# What Python, torch and ctypes raise for numbers and shapes that no writer of such a form gives.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 LEAST_GROUP = 16  # inputs that share a scale: the kernels take multiples of it
 ON_LOAD = ("int8", "int4")
 
@@ -72,10 +74,12 @@ class ExpertTensors:
 
 
 def packed_words(tensors: Tensors, name: str) -> Tensor:
-    """Returns tensor ``name`` of integers that are packed into int32. Raises CheckpointError for another dtype."""
+    """Returns matrix ``name`` of integers that are packed into int32. Raises CheckpointError for anything else."""
     found = tensors.tensor(name)
     if found.dtype != torch.int32:
         raise tensors.error(name, f"is {found.dtype}, where packed integers are int32; get the model again")
+    if found.dim() != 2:
+        raise tensors.error(name, f"has shape {tuple(found.shape)}, where a matrix is known; get the model again")
     return found
 
 
@@ -126,4 +130,17 @@ def reader_of(model: ModelConfig, tensors: Tensors) -> Reader | None:
     if method not in in_checkpoints() or method == "gguf":
         choices = ", ".join(in_checkpoints())
         raise model.error("quantization_config.quant_method", f"is {method!r}; known are {choices}")
-    return import_module(f"{__name__}.{method.replace('-', '_')}").reader(model, tensors)
+    try:
+        return import_module(f"{__name__}.{method.replace('-', '_')}").reader(model, tensors)  # type: ignore[no-any-return]
+    except UNREADABLE as error:
+        text = f"can't be read ({_in_short(error)}); get config.json again from where the model is from"
+        raise model.error("quantization_config", text) from error
+
+
+def unreadable(error: Exception) -> str:
+    """Returns what is to be said of a tensor over which a reader failed by ``error``, one of UNREADABLE."""
+    return f"or what is stored beside it isn't as its form has it ({_in_short(error)}); get the model again"
+
+
+def _in_short(error: Exception) -> str:
+    return f"{error}".partition("\n")[0][:120]

@@ -59,9 +59,9 @@ class BitsAndBytesReader:
     def __init__(self, tensors: Tensors, outliers: float) -> None:
         self._tensors, self._names, self._outliers = tensors, set(tensors.names()), outliers
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Codes | Integers | None:
+    def read(self, name: str, shape: tuple[int, ...]) -> Codes | Integers | Tensor | None:
         """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
-        its tensors don't fit.
+        its tensors don't fit. One of 4 bits whose rows are shorter than any group is returned as its values.
         """
         if f"{name}.quant_map" in self._names:
             return self._codes(name, shape)
@@ -78,26 +78,28 @@ class BitsAndBytesReader:
         self._require(tuple(rows.shape) == shape[:1], scales, f"has shape {tuple(rows.shape)}, not {shape[:1]}")
         return Integers(q, 8, 0, rows.float()[:, None] / 127, outliers=self._outliers)
 
-    def _codes(self, name: str, shape: tuple[int, ...]) -> Codes:
+    def _codes(self, name: str, shape: tuple[int, ...]) -> Codes | Tensor:
         state, packed = self._state(name), self._tensors.tensor(name)
         count = math.prod(shape)
         self._require(state.shape == shape, name, f"is packed for {state.shape}, not {shape}")
-        self._require(
-            packed.numel() * packed.itemsize == count // 2, name, f"holds {packed.numel()} bytes, not {count // 2}"
-        )
+        size = -(-count // 2)
+        self._require(packed.numel() * packed.itemsize == size, name, f"holds {packed.numel()} bytes, not {size}")
         group = math.gcd(state.blocksize, shape[1])
-        if group % LEAST_GROUP:
+        if group % LEAST_GROUP and shape[1] >= LEAST_GROUP:
             text = f"has blocks of {state.blocksize} over rows of {shape[1]}, whose common divisor is {group}"
             raise self._tensors.error(
                 name, f"{text}; quantize with a blocksize that shares a multiple of 16 with the rows"
             )
-        absmax = self._absmax(name, state)
+        absmax, table = self._absmax(name, state), self._part(name, "quant_map", 16)
         self._require(
             len(absmax) * state.blocksize >= count, f"{name}.absmax", f"has {len(absmax)} scales, too few"
         )
+        packed = packed.contiguous().view(torch.uint8)
+        if shape[1] < LEAST_GROUP:
+            codes = nibbles(packed.view(1, -1), first_high=True).flatten()[:count]
+            return (table[codes.long()] * absmax.repeat_interleave(state.blocksize)[:count]).view(shape)
         scales = absmax.repeat_interleave(state.blocksize // group)[: count // group].view(shape[0], -1)
-        codes = nibbles(packed.contiguous().view(torch.uint8).view(shape[0], -1), first_high=True)
-        return Codes(codes, self._part(name, "quant_map", 16), group, scales)
+        return Codes(nibbles(packed.view(shape[0], -1), first_high=True), table, group, scales)
 
     def _absmax(self, name: str, state: QuantState) -> Tensor:
         """Returns each block's absmax, float32."""
@@ -114,7 +116,7 @@ class BitsAndBytesReader:
         return self._part(name, "nested_quant_map", 256)[absmax.int()] * outer + state.nested_offset
 
     def _part(self, name: str, part: str, size: int) -> Tensor:
-        found = self._tensors.tensor(f"{name}.{part}").float()
+        found = self._tensors.tensor(f"{name}.{part}").float().flatten()
         self._require(found.numel() == size, f"{name}.{part}", f"has {found.numel()} numbers, not {size}")
         return found
 

@@ -4,7 +4,8 @@ Knows nothing of models. Per linear layer one of
 
     weight int8 with weight_scale per tensor, channel or group and, where not symmetric, weight_zero_point
     weight float8_e4m3fn with weight_scale per tensor, channel, group or block
-    weight_packed int32 (n, k / per), integers of 4 or 8 bits, with weight_shape and scales as of int8
+    weight_packed int32 (n, k / per), integers of 4 or 8 bits, with weight_shape and scales as of int8; with
+    weight_g_idx (k,), each input's group, where groups follow GPTQ's order (actorder "group")
     weight_packed uint8 (n, k / 2), E2M1 by weight_scale: uint8 powers of two per 32 inputs (MXFP4), or
     float8_e4m3fn per 16, over weight_global_scale (NVFP4)
 
@@ -26,7 +27,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.stacked import part_of
 from baton.engine.quant import LEAST_GROUP, ExpertTensors, Reader, Tensors, declared_group, packed_words
 from baton.engine.quant.fp8 import rows_scale, scaled
-from baton.engine.quant.gptq import unpack
+from baton.engine.quant.gptq import input_order, unpack
 from baton.kernels.linear.codes import Codes, e2m1, nibbles
 from baton.kernels.linear.integers import Integers, ScaledFloats
 from baton.protos.json import Json
@@ -34,6 +35,7 @@ from baton.protos.json import Json
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 FORMATS = (*PLAIN, "mxfp4-pack-quantized", "nvfp4-pack-quantized")
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+ACT_ORDERS = (None, False, "weight", "static", True, "group", "dynamic")  # the last three ask for a g_idx
 KINDS = (("int", 8), ("int", 4), ("float", 8), ("float", 4))  # types and bits of weights that can be read
 BIAS, NAN = 127, 255  # of E8M0 (OCP Microscaling Formats v1.0, 5.4.1)
 
@@ -46,20 +48,31 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
     if settings.get("format") not in FORMATS:
         known = ", ".join(FORMATS)
         raise model.error("quantization_config.format", f"is {settings.get('format')!r}; known are {known}")
+    if (settings.get("transform_config") or {}).get("config_groups"):
+        text = "has rotations of activations, which aren't known here: use a checkpoint without transforms"
+        raise model.error("quantization_config.transform_config", text)
     parts = settings.get("config_groups", {})
     if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
         raise model.error("quantization_config.config_groups", f"is {parts!r:.60}; an object of groups is known")
-    groups = [part.get("weights") or {} for part in parts.values()]
+    groups = [_scheme(model, part, "weights") for part in parts.values()]
     for weights in groups:
         _require_known(model, weights)
     blocks = {tuple(weights["block_structure"]) for weights in groups if weights.get("block_structure")}
     if len(blocks) > 1:
         raise model.error("quantization_config", f"has blocks of {sorted(blocks)}; one size is known")
-    activations = [part.get("input_activations") or {} for part in parts.values()]
+    activations = [_scheme(model, part, "input_activations") for part in parts.values()]
     are_e4m3 = any((found.get("type"), found.get("num_bits")) == ("float", 8) for found in activations)
     sizes = {declared_group(model, "group_size", found.get("group_size")) for found in groups}
     zeros = bool(groups) and all(found.get("symmetric") is False for found in groups)
     return CompressedReader(tensors, next(iter(blocks), None), are_e4m3, sizes - {0}, zeros)
+
+
+def _scheme(model: ModelConfig, part: Json, name: str) -> Json:
+    """Returns the scheme ``name`` of a group, an empty one where it has none."""
+    found = part.get(name) or {}
+    if not isinstance(found, dict):
+        raise model.error(f"quantization_config.config_groups.{name}", f"is {found!r:.60}; an object is known")
+    return found
 
 
 def _require_known(model: ModelConfig, weights: Json) -> None:
@@ -73,8 +86,9 @@ def _require_known(model: ModelConfig, weights: Json) -> None:
     block = weights.get("block_structure")
     if block is not None and not _is_block(block):
         raise model.error("quantization_config", f"has block_structure {block!r}; use [outputs, inputs]")
-    if weights.get("actorder") not in (None, False, "weight", "static"):
-        raise model.error("quantization_config", f"has actorder {weights['actorder']!r}; none and weight are known")
+    if weights.get("actorder") not in ACT_ORDERS:
+        text = f"has actorder {weights['actorder']!r}; none, weight and group are known"
+        raise model.error("quantization_config", text)
 
 
 def _is_block(found: object) -> bool:
@@ -196,13 +210,15 @@ class CompressedReader:
 
     def _integers(self, name: str, q: Tensor, bits: int) -> Integers:
         scale, group = self._scales(name, q.shape)
+        order = input_order(self._tensors, f"{name}_g_idx", q.shape[1], scale.shape[1])
+        q = q if order is None else q[:, order]
         if f"{name}_zero_point" not in self._names:
             if self._has_zeros:
                 text = (
                     f"has no {name}_zero_point beside it, though its weights aren't symmetric; get the model again"
                 )
                 raise self._tensors.error(f"{name}_scale", text)
-            return Integers(q, bits, group, scale)
+            return Integers(q, bits, group, scale, order=order)
         zero = self._tensors.tensor(f"{name}_zero_point")
         if zero.dtype == torch.int32 and zero.shape[0] != scale.shape[0]:
             zero = unpack(zero.T, bits).T - (1 << (bits - 1))
@@ -211,4 +227,4 @@ class CompressedReader:
                 f"{name}_zero_point", f"has shape {tuple(zero.shape)}, not that of its scales"
             )
         zero = zero.float().reshape(-1, scale.shape[1]).expand_as(scale)
-        return Integers(q, bits, group, scale, scale * zero if bool(zero.any()) else None)
+        return Integers(q, bits, group, scale, scale * zero if bool(zero.any()) else None, order=order)

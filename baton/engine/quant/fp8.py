@@ -18,6 +18,7 @@ from baton.kernels.linear.integers import ScaledFloats
 from baton.protos.json import JsonValue
 
 SCALES = ("weight_scale_inv", "weight_scale")
+ROWS_SCALES = ("input_scale", "activation_scale")
 ACTIVATIONS = ("dynamic", "static")
 NAN = 127  # of the seven bits below the sign
 
@@ -67,15 +68,20 @@ class Fp8Reader:
         its tensors don't fit.
         """
         base = name.removesuffix("weight")
-        scales = next((f"{base}{part}" for part in SCALES if f"{base}{part}" in self._names), None)
+        scales = self._first(base, SCALES)
         if scales is None:
             return None
         values = self._tensors.tensor(name)
         if values.dtype != torch.float8_e4m3fn or tuple(values.shape) != shape:
             problem = f"is {values.dtype} {tuple(values.shape)}, config.json asks for float8_e4m3fn {shape}"
             raise self._tensors.error(name, problem)
-        rows = rows_scale(self._tensors, f"{base}input_scale") if self._is_static else 0.0
+        given = self._first(base, ROWS_SCALES) or f"{base}{ROWS_SCALES[0]}"
+        rows = rows_scale(self._tensors, given) if self._is_static else 0.0
         return scaled(self._tensors, name, values, scales, self._block)._replace(rows=rows)
+
+    def _first(self, base: str, parts: tuple[str, ...]) -> str | None:
+        """Returns the first tensor of the layer ``base`` that the checkpoint has, by any of these names."""
+        return next((f"{base}{part}" for part in parts if f"{base}{part}" in self._names), None)
 
 
 def rows_scale(tensors: Tensors, name: str) -> float:

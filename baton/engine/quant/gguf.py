@@ -1,9 +1,9 @@
 """Reads GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) in place of safetensors, parsed by
 the ``gguf`` package: the kinds in ``ggml.blocks``, and plain F32, F16, BF16.
 
-Knows nothing of packing. The directory holds config.json and one .gguf. Blocks keep their integers, codes and
-scales. GGUF stores the rows of Llama's q and k in pairs of neighbours for its rotary embedding; they are put back
-into halves. A layer's experts are one tensor, (experts, rows, inputs).
+Knows nothing of packing. The directory holds config.json and one .gguf, or all parts of one. Blocks keep their
+integers, codes and scales. GGUF stores the rows of Llama's q and k in pairs of neighbours for its rotary embedding;
+they are put back into halves. A layer's experts are one tensor, (experts, rows, inputs).
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant.ggml.blocks import KINDS
+from baton.gguf_files.parts import GgufFiles, names_of
 from baton.kernels.linear.codes import Codes
 from baton.kernels.linear.integers import Integers, Part
 from baton.protos.errors import CheckpointError
 from baton.protos.json import Json
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, ReaderTensor
+    from gguf import ReaderTensor
 
 WHOLE_BYTES = 256 << 20  # of a file, up to which its bytes are hashed at each start
 Hashes = Callable[[Path, dict[str, tuple[int, int]]], dict[str, str]]  # of a file's ranges: first byte, size
@@ -64,24 +65,25 @@ EXPERTS = {
 
 
 class GgufCheckpoint:
-    """Reads a directory's one GGUF file, as a checkpoint and as the ``Reader`` of its quantized weights."""
+    """Reads a directory's GGUF file or parts, as a checkpoint and as the ``Reader`` of its quantized weights."""
 
     def __init__(self, path: Path, model: ModelConfig) -> None:
         self._path = path
         self._paired = model.fields.get("model_type") in PAIRED
         self._heads = model.size("num_attention_heads")
         self._kv_heads = model.size("num_key_value_heads", self._heads)
-        self._tensors = {tensor.name: tensor for tensor in _open(path).tensors}
+        self._files = GgufFiles(path)
+        self._tensors = self._files.tensors
 
     @classmethod
     def find(cls, directory: Path, model: ModelConfig) -> GgufCheckpoint | None:
         """Returns the directory's GGUF checkpoint; None if it has none, or has safetensors too. Raises
-        CheckpointError for several files, or an unsupported model type.
+        CheckpointError for several models, or an unsupported model type.
         """
         found = sorted(directory.glob("*.gguf"))
         if not found or any(directory.glob("*.safetensors")):
             return None
-        if len(found) > 1:
+        if not {path.name for path in found} <= set(names_of(found[0].name)):
             raise CheckpointError(
                 f"{directory} holds {len(found)} .gguf files; keep the one that is meant", "model"
             )
@@ -128,22 +130,23 @@ class GgufCheckpoint:
         return read(values.view(-1, block), shape[0])
 
     def _error(self, found: ReaderTensor, problem: str) -> CheckpointError:
-        return CheckpointError(f"{self._path}: tensor {found.name} {problem}", "model")
+        return CheckpointError(f"{self._files.home(found.name)}: tensor {found.name} {problem}", "model")
 
     def fingerprint(
         self, config: Json, hashes: Callable[[Path, dict[str, tuple[int, int]]], dict[str, str]]
     ) -> str:
-        """Returns a hex SHA-256 over ``config`` and the file, of which every byte counts.
+        """Returns a hex SHA-256 over ``config`` and the files, of which every byte counts.
 
-        Above 256 MiB its hash stands for it: ``hashes`` returns those of ranges (first byte, size) of a file.
+        Above 256 MiB a file's hash stands for it: ``hashes`` returns those of ranges (first byte, size) of a file.
         """
         digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
-        size = self._path.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        if size <= WHOLE_BYTES:
-            digest.update(np.memmap(self._path, mode="r").data)
-        else:
-            digest.update(hashes(self._path, {"": (0, size)})[""].encode())
+        for path in self._files.paths:
+            size = path.stat().st_size
+            digest.update(size.to_bytes(8, "little"))
+            if size <= WHOLE_BYTES:
+                digest.update(np.memmap(path, mode="r").data)
+            else:
+                digest.update(hashes(path, {"": (0, size)})[""].encode())
         return digest.hexdigest()
 
 
@@ -156,19 +159,6 @@ def gguf_name(name: str) -> str:
     if expert := EXPERT.fullmatch(place):
         return f"{layer}{EXPERTS.get(expert[2], expert[2])}.{kind}"
     return f"{layer}{PLACES.get(place, place)}.{kind}"
-
-
-def _open(path: Path) -> GGUFReader:
-    try:
-        from gguf import GGUFReader
-
-        return GGUFReader(path)
-    except ImportError:
-        raise CheckpointError(f"{path}: reading GGUF needs the gguf package: pip install gguf", "model") from None
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is damaged or no GGUF: {error}", "model"
-        ) from error
 
 
 def _halves(value: Tensor | Part, heads: int) -> Tensor | Part:

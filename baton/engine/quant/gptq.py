@@ -67,16 +67,13 @@ class GptqReader:
 
     def _ordered(self, base: str, q: Tensor, scales: Tensor, zeros: Tensor) -> Integers:
         """Returns the weight with the inputs of a group side by side; that of an act-order layer has ``order``."""
-        groups, order = self._groups(base, q.shape[1], len(scales)), None
-        if groups is not None:
-            order = groups.argsort(stable=True)
-            q = q[:, order]
-        found = integers(q, self._bits, scales.T, zeros.T)
+        order = input_order(self._tensors, f"{base}.g_idx", q.shape[1], len(scales))
+        found = integers(q if order is None else q[:, order], self._bits, scales.T, zeros.T)
         if found is None:
             size = -(-q.shape[1] // len(scales))
             problem = f"has groups of {size} inputs; multiples of {LEAST_GROUP} are known"
             raise self._tensors.error(f"{base}.scales", problem)
-        return found if order is None else found._replace(order=order.int())
+        return found._replace(order=order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
         """Returns the zeros (groups, n), from 0 up.
@@ -89,16 +86,21 @@ class GptqReader:
         ones = sum(self._offset << at for at in range(0, 32, self._bits))
         return unpack(packed + ones, self._bits)
 
-    def _groups(self, base: str, k: int, count: int) -> Tensor | None:
-        """Returns each input's group, (k,); None if they are in order."""
-        if f"{base}.g_idx" not in self._names:
-            return None
-        found, size = self._tensors.tensor(f"{base}.g_idx").long(), -(-k // count)
-        plain = torch.arange(k) // size
-        if found.shape != plain.shape or not torch.equal(found.sort().values, plain):
-            problem = f"doesn't put {k} inputs into {count} groups of {size}; quantize the model again"
-            raise self._tensors.error(f"{base}.g_idx", problem)
-        return None if torch.equal(found, plain) else found
+
+def input_order(tensors: Tensors, name: str, k: int, count: int) -> Tensor | None:
+    """Returns the ``k`` inputs with those of a group side by side, (k,) int32, where tensor ``name`` has each
+    input's group of ``count``. Returns None if they are in order, or it isn't there.
+
+    Raises CheckpointError unless each group has as many.
+    """
+    if name not in tensors.names():
+        return None
+    found, size = tensors.tensor(name).long(), -(-k // count)
+    plain = torch.arange(k) // size
+    if found.shape != plain.shape or not torch.equal(found.sort().values, plain):
+        problem = f"doesn't put {k} inputs into {count} groups of {size}; quantize the model again"
+        raise tensors.error(name, problem)
+    return None if torch.equal(found, plain) else found.argsort(stable=True).int()
 
 
 def integers(q: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> Integers | None:

@@ -16,8 +16,8 @@ T = TypeVar("T", bound=SequenceView)
 
 SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
 UNFELT = 0.01  # share of a step's time that a call may take without being felt
-SELDOM = 250  # steps between calls that are felt: a 99th percentile sees one in a hundred
-SOONER = 4  # divides SELDOM while what is known of drafts is more good than bad
+SELDOM = 500  # steps between calls that are felt: few beside the hundredth that a 99th percentile sees
+SOONER = 8  # divides SELDOM while what is known of drafts is more good than bad
 AT_ONCE = 8  # sequences asked by a call that is felt: the first one takes most of the time, with cold caches
 FIRST_CALLS = 3  # of a worker, which are made as if they took FIRST_S, so that drafts which pay are found soon
 MOST_SAVED = 1.0  # calls that the time saved up may pay at once

@@ -35,7 +35,7 @@ WATCHED = 8  # of so many steps without speculation one is timed, because the ma
 # Share by which drafts lengthen a step at most if some of its sequences gain nothing by them.
 MOST_FOR_OTHERS = 0.25
 MOST_ENDED = 16  # ended answers that wait to be forgotten, which takes a time that a single step shouldn't have
-LOOKED_BACK = 0.5  # share by which looking back lengthens a step, which it does once in 250: 0.2% of the time
+LOOKED_BACK = 0.5  # share by which looking back lengthens a step, which it does once in 500: 0.1% of the time
 MOST_LOOKS_APART = 8  # calls between two that look back, doubled to this while drafts bring nothing
 FIRST_PLACE = 0.5  # of a call's time for a place that is looked back on, until it is known
 PLACE_NEW = 0.3  # weight of the last time per place that was looked back on

@@ -61,6 +61,13 @@ def _is_made_of_a_model(name: str) -> bool:
     return self_layers(name) is not None or any(name.startswith(of) and name != of for of in OF_FILES)
 
 
+def loads_files(asked: str) -> bool:
+    """Returns whether a speculator of ``asked`` has weights of its own, whose loading takes as long as they are
+    large.
+    """
+    return any(part.startswith(OF_FILES) for part in _parts(asked))
+
+
 def placed(asked: str) -> str:
     """Returns ``asked`` with its directories made absolute, for a process with another working directory. Raises
     ConfigError for an unknown name.

@@ -1,8 +1,8 @@
 """Learns a step's duration by its number of rows, from the steps that were run.
 
 Knows nothing of drafts. For each number of rows seen it keeps a faded mean of the duration's logarithm; between
-them it interpolates, and beyond them it extrapolates with their slope, or an optimistic one. A common factor
-follows the machine's drift.
+them it interpolates in a straight line, and beyond them it extrapolates with their slope, or an optimistic one. A
+common factor follows the machine's drift.
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ FIRST_SLOPE = 0.1
 GROWTH = 2  # times as many rows as were seen, at most, are tried
 RENEW = 8  # steps between two interpolations
 STALE = 4096  # observed steps in which a number of rows has to be seen again, else it is forgotten
+# Observed steps for which the duration of a number of rows is remembered once it was seen, doubled each time that
+# it is seen again. So one step that was slow by chance doesn't keep others of as many rows away for long.
+REMEMBERED = 256
 MOST_ROWS = 1024  # rows of a step up to which costs are kept
 
 Vector = NDArray[np.float64]
 LOG_ROWS: Vector = np.log(np.maximum(np.arange(MOST_ROWS + 1), 1))
+
+
+def remembered(seen: int) -> int:
+    """Returns for how many steps the duration of a number of rows is remembered that was ``seen`` so often."""
+    return min(STALE, REMEMBERED << min(seen - 1, 16))
 
 
 class RowCost:
@@ -34,7 +42,8 @@ class RowCost:
     def __init__(self) -> None:
         self._log: dict[int, float] = {}  # less ``_drift``, which all have in common
         self._drift = 0.0
-        self._seen: dict[int, int] = {}
+        self._seen: dict[int, int] = {}  # steps since it was forgotten, by number of rows
+        self._ever: dict[int, int] = {}  # steps since the start
         self._steps = 0
         self._last: dict[int, int] = {}  # by number of rows: the step that had them
         self._curve: Vector = np.empty(0)
@@ -59,7 +68,7 @@ class RowCost:
         if seen >= KNOWN:
             self._drift += DRIFT * off
         self._log[rows] = before + max(NEW, 1 / (seen + 1)) * off
-        self._seen[rows] = seen + 1
+        self._seen[rows], self._ever[rows] = seen + 1, self._ever.get(rows, 0) + 1
         self._steps += 1
         self._last[rows] = self._steps
         self._stale += 1
@@ -90,9 +99,15 @@ class RowCost:
         return self._curve[np.minimum(np.arange(rows, rows + more + 1), MOST_ROWS)]
 
     def _forget(self) -> None:
-        """Drops what was seen long ago, so that a number of rows that once seemed too expensive is tried again."""
-        for rows in [rows for rows, last in self._last.items() if self._steps - last > STALE]:
-            del self._last[rows], self._log[rows], self._seen[rows]
+        """Drops what was seen long ago, or a few times and not of late, so that a number of rows that once seemed
+        too expensive is tried again. The most rows are dropped only after STALE steps, because costs beyond are
+        guessed to be low, and the fewest never, because costs rise from theirs.
+        """
+        fewest, most = min(self._log), max(self._log)
+        for rows, last in list(self._last.items()):
+            kept = STALE if rows == most else remembered(self._ever[rows])
+            if rows != fewest and self._steps - last > kept:
+                del self._last[rows], self._log[rows], self._seen[rows]
 
     def _interpolated(self, last: int) -> Vector:
         """Returns the seconds for 0 … ``last`` rows; fewer rows never cost more than more rows."""
@@ -102,6 +117,6 @@ class RowCost:
         slope = FIRST_SLOPE
         if len(known) > 1:
             slope = min(FIRST_SLOPE, max(0.0, float((y[-1] - y[0]) / (x[-1] - x[0]))))
-        wanted = LOG_ROWS[: last + 1]
-        beyond = np.maximum(wanted - x[-1], 0.0) * slope
-        return np.exp(np.interp(wanted, x, y) + beyond)
+        beyond = np.maximum(LOG_ROWS[: last + 1] - x[-1], 0.0) * slope
+        found: Vector = np.interp(np.arange(last + 1), known, np.exp(y)) * np.exp(beyond)
+        return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.engine.plan import Ranks
+from baton.engine.abilities import Ranks
 from baton.protos.measurements import ExpertLoad
 
 

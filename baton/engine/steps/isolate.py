@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.plan import PooledStates, Runner, SampledToken, SequenceStep, StepPlan
+from baton.engine.plan import PooledStates, Runner, SampledToken, SequenceStep, StepPlan, StepResult
 from baton.protos.errors import RankLost
 from baton.protos.nouns import TokenLogprobs
 
@@ -53,6 +53,11 @@ def run_isolated(runner: Runner, plan: StepPlan) -> StepOutcome:
         if len(plan.items) == 1:
             return _alone(runner, plan.items[0], error)
         return _halves(runner, plan.items)
+    return outcome_of(plan, result)
+
+
+def outcome_of(plan: StepPlan, result: StepResult) -> StepOutcome:
+    """Returns the results of ``plan``, in which no sequence failed, by sequence."""
     sampled = _by_sequence(plan, result.sampled)
     of = result.scored, result.pooled, result.states, result.observed
     return StepOutcome(sampled, {}, result.seconds, *of)

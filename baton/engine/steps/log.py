@@ -42,6 +42,11 @@ class StepLog:
         """Counts ``tokens`` accepted drafts of the last step as decoded tokens."""
         self.tokens_decoded += tokens
 
+    def note_discarded(self, sample: StepSample) -> None:
+        """Takes the rows of ``sample``, whose results were thrown away, out of the counts of tokens."""
+        self.tokens_prefilled -= sample.prefill_tokens
+        self.tokens_decoded -= sample.decode_sequences
+
     @property
     def seconds_p50(self) -> float:
         """Returns the median duration of the last ``MEDIAN_OVER`` steps, in seconds; 0 before the first."""

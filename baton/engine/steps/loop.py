@@ -13,9 +13,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from baton.cost.fit import StepFit
+from baton.engine.abilities import freed_of, mirror_of, ranks_of
 from baton.engine.adapters.table import AdapterTable, Answer
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
-from baton.engine.plan import Runner, StepPlan, mirror_of, ranks_of
+from baton.engine.plan import Runner, StepPlan
 from baton.engine.sequence import SequenceState
 from baton.engine.states import StateRules
 from baton.engine.steps.expert_load import ExpertMeter
@@ -90,7 +91,12 @@ class EngineParts(NamedTuple):
         """
         rules, followed = StateRules.of(runner.spec.layout, state_every), grammars or Grammars(runner.spec)
         held = adapters or AdapterTable()
-        return cls(runner, pool, channel, clock, followed, PageSharing(pool), memory, held, rules, cores)
+        mirror = mirror_of(runner)
+        sharing = PageSharing(pool, mirror)
+        if mirror is not None:
+            pool.taken = mirror.taken
+            pool.supply.freed = freed_of(mirror)
+        return cls(runner, pool, channel, clock, followed, sharing, memory, held, rules, cores)
 
 
 class StepLoop(ABC):
@@ -220,11 +226,15 @@ class StepLoop(ABC):
         unharmed.
         """
         outcome = run_isolated(self.parts.runner, plan)
+        self.note_step(plan, outcome)
+        return outcome
+
+    def note_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Logs the step ``plan`` and the sequences that failed in it."""
         self._step_s = outcome.seconds
         self.log.note(plan.shape(outcome.seconds, self.parts.adapters.rank_of))
         for seq, error in outcome.failed.items():
             note(error, f"sequence {seq} could not be computed")
-        return outcome
 
     # ---- messages of both roles ----
 
@@ -292,12 +302,12 @@ class StepLoop(ABC):
         for answer in answers:
             self.channel.send(answer)
 
-    def succeed(self, earlier: StepLoop) -> None:
-        """Takes over from ``earlier``, a loop of another role with the same parts: cache and open shares stay;
-        announces the new role.
+    def succeed(self, earlier: StepLoop, stays: ch.RoleIs | None = None) -> None:
+        """Takes over from ``earlier``, a loop with the same parts: cache and open shares stay; announces the new
+        role, or by ``stays`` that it is the former one.
         """
         assert earlier.parts is self.parts, "weights, pages and cached blocks stay where they are"
-        self.channel.send(ch.RoleIs(earlier.next_role))
+        self.channel.send(stays or ch.RoleIs(earlier.next_role))
         if self.parts.adapters.applies:
             self.channel.send(self.parts.adapters.announced())
 

@@ -8,11 +8,15 @@ Unkeep, Filled), which comes after its last read or write; if that process dies,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
+from baton.engine.abilities import Mirror, copies_left
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos import channel as ch
-from baton.protos.errors import PoolExhausted, Unavailable
+from baton.protos.errors import BatonError, PoolExhausted, RankLost, Unavailable
+
+log = logging.getLogger("baton.engine")
 
 KEPT_FOR_REQUESTS = 8  # fills leave an eighth of the pages, so that what is fetched doesn't starve what is computed
 
@@ -34,10 +38,13 @@ def prefixes_in_the_way() -> Unavailable:
 class PageSharing:
     """Holds the pages shared with the I/O process, by its keys: pins (cached blocks being read), keeps (protected
     from eviction) and fills (pages being written).
+
+    ``mirror`` brings what cards or other hosts have of pages before the I/O process reads them; None: the host has
+    every page whole.
     """
 
-    def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
+    def __init__(self, pool: PagePool, mirror: Mirror | None = None) -> None:
+        self._pool, self._mirror = pool, mirror
         self._pins: dict[int, PageLease] = {}
         self._lasting: set[int] = set()  # pins of prefixes, which last until somebody lets them go
         self._kept: dict[int, tuple[int, ...]] = {}
@@ -60,9 +67,12 @@ class PageSharing:
         lease = self._leased(message.hashes[:found], 0, reserved)
         if lease is None:
             return ch.Pinned(message.key, ())
-        self._pins[message.key] = lease
         if message.lasts:
             self._lasting.add(message.key)
+        elif not self._made_whole(lease.pages):
+            lease.close()
+            return ch.Pinned(message.key, ())
+        self._pins[message.key] = lease
         return ch.Pinned(message.key, tuple(lease.pages))
 
     def _leased(self, hashes: Sequence[bytes], kept: int, reserved: Callable[[], int]) -> PageLease | None:
@@ -85,11 +95,31 @@ class PageSharing:
             return None
         return lease
 
+    def _made_whole(self, pages: Sequence[int]) -> bool:
+        """Has the host's ``pages`` made whole, and returns whether they could be; what fails costs a hit alone."""
+        if self._mirror is None:
+            return True
+        left = copies_left(self._mirror)
+        if left is not None and len(pages) > max(0, left):
+            log.info("%d KV pages aren't shared: the host has room for copies of %d", len(pages), max(0, left))
+            return False
+        try:
+            self._mirror.make_whole(pages)
+        except RankLost:
+            raise
+        except BatonError as error:
+            log.warning("KV pages aren't shared: %s", error.message)
+            return False
+        return True
+
     def unpin(self, message: ch.Unpin) -> None:
         """Ends a pin, whose pages were read."""
+        read = message.key not in self._lasting
         self._lasting.discard(message.key)
         lease = self._pins.pop(message.key, None)
         if lease is not None:
+            if read and self._mirror is not None:
+                self._mirror.let_go(lease.pages)
             lease.close()
 
     def keep(self, message: ch.Keep) -> ch.KeepAnswer:
@@ -97,12 +127,19 @@ class PageSharing:
         hashes and pages; their order of use stays.
         """
         found = {block: page for block in message.hashes if (page := self._pool.keep(block)) is not None}
+        if not self._made_whole(tuple(found.values())):
+            for page in found.values():
+                self._pool.unkeep(page)
+            found = {}
         self._kept[message.key] = tuple(found.values())
         return ch.KeepAnswer(message.key, tuple(found), tuple(found.values()))
 
     def unkeep(self, message: ch.Unkeep) -> None:
         """Ends a keep, whose pages were copied."""
-        for page in self._kept.pop(message.key, ()):
+        kept = self._kept.pop(message.key, ())
+        if self._mirror is not None:
+            self._mirror.let_go(kept)
+        for page in kept:
             self._pool.unkeep(page)
 
     def fill(self, message: ch.Fill, reserved: Callable[[], int] = nothing) -> ch.Filling:
@@ -113,6 +150,8 @@ class PageSharing:
         if lease is None:
             return ch.Filling(message.key, 0, ())
         self._fills[message.key] = lease, message.hashes
+        if self._mirror is not None:
+            self._mirror.opened(lease.pages[lease.held :])
         return ch.Filling(message.key, lease.held, tuple(lease.pages))
 
     def filled(self, message: ch.Filled) -> None:

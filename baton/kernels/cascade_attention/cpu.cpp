@@ -49,7 +49,7 @@ struct Cascade {
     }
   }
 
-  int most_queries() const { return CHUNK_ROWS / c.group > 1 ? CHUNK_ROWS / c.group : 1; }
+  int most_queries() const { return FEWER_ROWS / c.group > 1 ? FEWER_ROWS / c.group : 1; }
 
   // A group's rows as the queries of one item that ends where the shared keys end.
   void share(const AttentionItem* items, const PrefixGroup& g, int keys) {

@@ -150,7 +150,7 @@ __device__ void shared_keys(const Cascade& a, const Plan& p, int unit, char* mem
   b.first = shape.first, b.row = tile * TILE_ROWS, b.head = head, b.pages = a.items[g.first].pages;
   b.rows = shape.rows - b.row < TILE_ROWS ? shape.rows - b.row : TILE_ROWS;
   b.begin = chunk * shape.each, b.end = shape.keys - b.begin < shape.each ? shape.keys : b.begin + shape.each;
-  attend_chunk<T, D>(a.call, b, memory, [&](int row) {
+  attend_chunk<T, D, 2, false>(a.call, b, memory, [&](int row) {
     return a.place(chunk, shape.first + row / a.call.group, head * a.call.group + row % a.call.group);
   });
   const int64_t low = shape.first + b.row / a.call.group, high = shape.first + (b.row + b.rows - 1) / a.call.group + 1;

@@ -1,7 +1,8 @@
-// A chunk of shared keys against 64 rows of queries x group of one KV head, on tensor cores. Knows nothing of who the rows are.
+// A chunk of keys against 64 rows of queries x group of one KV head, on tensor cores. Knows nothing of who the rows are.
 //
 // A warp has 16 rows and goes over 32 keys at a time with a running maximum (https://arxiv.org/abs/1805.02867). A float of q and a
-// weight are each two 16-bit numbers, added up by the same mma: 16 bits of them with bf16 keys, 22 with f16.
+// weight are each PARTS 16-bit numbers, added up by the same mma: two have 16 bits of them with bf16 keys, 22 with f16. The rows
+// see all of the chunk's keys; or, CAUSAL, each those up to its own position, and then the chunk has all keys of its rows.
 #pragma once
 #include "cascade.h"
 #include "tiles.cuh"
@@ -15,6 +16,13 @@ struct Block {
   int row, rows, head;  // of the group's rows; KV head
   const int32_t* pages;
   int begin, end;       // keys
+  int start = 0;        // position of query `first`, where rows are CAUSAL
+
+  // The keys that a row sees, counted from key 0.
+  __device__ int2 seen(const Call& c, int at) const {
+    const int position = start + (row + at) / c.group;
+    return make_int2(c.window ? position - c.window + 1 : 0, position);
+  }
 };
 
 // The upper 16-bit part of two floats, which keep the rest.
@@ -33,8 +41,8 @@ __device__ __forceinline__ uint32_t take_pair(float& a, float& b) {
   return bits;
 }
 
-// q to shared memory in two parts, rows by warps; what is no row is zero.
-template <int T, int D>
+// q to shared memory in parts, rows by warps; what is no row is zero.
+template <int T, int D, int PARTS>
 __device__ void load_rows(const Call& c, const Block& b, const Tiles<D>& s) {
   const int lane = threadIdx.x % 32, d = c.kv.head_dim;
   for (int row = threadIdx.x / 32; row < TILE_ROWS; row += WARPS) {
@@ -55,17 +63,17 @@ __device__ void load_rows(const Call& c, const Block& b, const Tiles<D>& s) {
       float x = has ? from[k] : 0, y = has ? from[k + 1] : 0;
       x = inverse == 0 ? 0 : x * inverse, y = inverse == 0 ? 0 : y * inverse;
 #pragma unroll
-      for (int part = 0; part < 2; part++)
+      for (int part = 0; part < PARTS; part++)
         *reinterpret_cast<uint32_t*>(s.q + (part * TILE_ROWS + row) * Tiles<D>::STRIDE + k) = take_pair<T>(x, y);
     }
   }
   __syncthreads();
 }
 
-// This warp's rows of q as mma takes them, both parts.
-template <int D>
+// This warp's rows of q as mma takes them, all parts.
+template <int D, int PARTS>
 struct Queries {
-  uint32_t held[Tiles<D>::IN_REGISTERS ? D / 16 : 1][2][4];
+  uint32_t held[Tiles<D>::IN_REGISTERS ? D / 16 : 1][PARTS][4];
   const uint16_t* at;
 
   __device__ Queries(const Tiles<D>& s, int d) {
@@ -78,9 +86,9 @@ struct Queries {
       __syncthreads();
     }
   }
-  __device__ __forceinline__ void load(int k, uint32_t (&to)[2][4]) const {
-    ldmatrix_x4(to[0], at + 16 * k);
-    ldmatrix_x4(to[1], at + TILE_ROWS * Tiles<D>::STRIDE + 16 * k);
+  __device__ __forceinline__ void load(int k, uint32_t (&to)[PARTS][4]) const {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) ldmatrix_x4(to[part], at + part * TILE_ROWS * Tiles<D>::STRIDE + 16 * k);
   }
 };
 
@@ -92,14 +100,14 @@ struct Running {
   float unit = 0;  // what acc counts in: a power of two, of the values' scales
 };
 
-template <int T, int D>
-__device__ __forceinline__ void score_tile(const Queries<D>& q, const uint16_t* keys, int d, float (&scores)[KEYS / 8][4]) {
+template <int T, int D, int PARTS>
+__device__ __forceinline__ void score_tile(const Queries<D, PARTS>& q, const uint16_t* keys, int d, float (&scores)[KEYS / 8][4]) {
   const int lane = threadIdx.x % 32;
   const uint16_t* row = keys + (lane / 16 * 8 + lane % 8) * Tiles<D>::STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
   for (int k = 0; k < D / 16; k++) {
     if (16 * k >= d) continue;
-    uint32_t loaded[2][4];
+    uint32_t loaded[PARTS][4];
     if constexpr (!Tiles<D>::IN_REGISTERS) q.load(k, loaded);
     const auto& a = Tiles<D>::IN_REGISTERS ? q.held[k % (sizeof q.held / sizeof q.held[0])] : loaded;
 #pragma unroll
@@ -107,7 +115,7 @@ __device__ __forceinline__ void score_tile(const Queries<D>& q, const uint16_t* 
       uint32_t b[4];
       ldmatrix_x4(b, row + pair * 16 * Tiles<D>::STRIDE + 16 * k);
 #pragma unroll
-      for (int part = 1; part >= 0; part--) {
+      for (int part = PARTS - 1; part >= 0; part--) {
         multiply<T>(scores[2 * pair], a[part], b[0], b[1]);
         multiply<T>(scores[2 * pair + 1], a[part], b[2], b[3]);
       }
@@ -116,11 +124,16 @@ __device__ __forceinline__ void score_tile(const Queries<D>& q, const uint16_t* 
 }
 
 // Scores to weights of the first `keys` of the tile, whose maximum and sum go into the rows'; `keep`: what the rows' sums so far
-// must be multiplied by.
-template <int T, int D>
-__device__ __forceinline__ void soften_tile(const Call& c, const Tiles<D>& s, int stage, int keys, Running<D>& r,
+// must be multiplied by. `seen`: of the tile's keys those that the lane's two rows see, where they are CAUSAL.
+template <int T, int D, bool CAUSAL>
+__device__ __forceinline__ void soften_tile(const Call& c, const Tiles<D>& s, int stage, int keys, const int2 (&seen)[2], Running<D>& r,
                                             float (&scores)[KEYS / 8][4], float (&keep)[2]) {
   const int lane = threadIdx.x % 32, t = lane % 4, row = threadIdx.x / 32 * 16 + lane / 4;
+  const auto has = [&](int half, int n, int i) {
+    if constexpr (!CAUSAL) return 8 * n < keys;
+    const int at = 8 * n + 2 * t + i;
+    return at >= seen[half].x && at <= seen[half].y;
+  };
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const float factor = scaled<T>() ? s.power[row + 8 * half] * c.scale : c.scale;
@@ -131,7 +144,7 @@ __device__ __forceinline__ void soften_tile(const Call& c, const Tiles<D>& s, in
       for (int i = 0; i < 2; i++) {
         float& x = scores[n][2 * half + i];
         x *= scaled<T>() ? s.key_scales(stage)[8 * n + 2 * t + i] * factor : factor;
-        if (8 * n < keys && x > top) top = x;
+        if (has(half, n, i) && x > top) top = x;
       }
     top = warp_max<4>(top);
 #ifdef BATON_MUTATION_CUDA_CASCADE_KEEP
@@ -145,7 +158,7 @@ __device__ __forceinline__ void soften_tile(const Call& c, const Tiles<D>& s, in
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         float& x = scores[n][2 * half + i];
-        x = 8 * n < keys ? exp2_fast(x - top) : 0;
+        x = has(half, n, i) ? exp2_fast(x - top) : 0;
         sum += x;
       }
     r.most[half] = top, r.total[half] = r.total[half] * keep[half] + sum;
@@ -167,15 +180,15 @@ __device__ __forceinline__ void soften_tile(const Call& c, const Tiles<D>& s, in
   }
 }
 
-template <int T, int D>
+template <int T, int D, int PARTS>
 __device__ __forceinline__ void value_tile(const uint16_t* values, int d, const float (&keep)[2], float (&weights)[KEYS / 8][4], Running<D>& r) {
   const int lane = threadIdx.x % 32;
   const uint16_t* row = values + (lane / 8 % 2 * 8 + lane % 8) * Tiles<D>::STRIDE + lane / 16 * 8;
-  uint32_t a[KEYS / 16][2][4];
+  uint32_t a[KEYS / 16][PARTS][4];
 #pragma unroll
   for (int j = 0; j < KEYS / 16; j++)
 #pragma unroll
-    for (int part = 0; part < 2; part++)
+    for (int part = 0; part < PARTS; part++)
 #pragma unroll
       for (int i = 0; i < 4; i++) a[j][part][i] = take_pair<T>(weights[2 * j + i / 2][i % 2 * 2], weights[2 * j + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
@@ -188,7 +201,7 @@ __device__ __forceinline__ void value_tile(const uint16_t* values, int d, const 
       uint32_t b[4];
       ldmatrix_x4_trans(b, row + j * 16 * Tiles<D>::STRIDE + 16 * n);
 #pragma unroll
-      for (int part = 1; part >= 0; part--) {
+      for (int part = PARTS - 1; part >= 0; part--) {
         multiply<T>(r.acc[2 * n], a[j][part], b[0], b[1]);
         multiply<T>(r.acc[2 * n + 1], a[j][part], b[2], b[3]);
       }
@@ -196,13 +209,15 @@ __device__ __forceinline__ void value_tile(const uint16_t* values, int d, const 
   }
 }
 
-// The chunk's sums, maximum and total of every row, to where `place` says that they go.
-template <int T, int D, class Place>
+// The chunk's sums, maximum and total of every row, to where `place` says that they go; of CAUSAL rows the result.
+template <int T, int D, int PARTS, bool CAUSAL, class Place>
 __device__ void attend_chunk(const Call& c, const Block& b, char* memory, Place place) {
   const Tiles<D> s(memory);
   const int d = c.kv.head_dim, lane = threadIdx.x % 32;
-  load_rows<T, D>(c, b, s);
-  const Queries<D> q(s, d);
+  load_rows<T, D, PARTS>(c, b, s);
+  const Queries<D, PARTS> q(s, d);
+  const int of = threadIdx.x / 32 * 16 + lane / 4;
+  const int2 whole[2] = {b.seen(c, of), b.seen(c, of + 8)};
   Running<D> r;
   Loader<T, D> loader(c.kv, s, b.pages, b.head, b.begin, b.end);
   loader.begin(b.begin, 0);
@@ -213,23 +228,28 @@ __device__ void attend_chunk(const Call& c, const Block& b, char* memory, Place 
 #endif
     if (key + KEYS < b.end) loader.begin(key + KEYS, stage ^ 1);
     float scores[KEYS / 8][4] = {}, keep[2];
-    score_tile<T, D>(q, s.keys(stage), d, scores);
-    soften_tile<T, D>(c, s, stage, b.end - key, r, scores, keep);
-    value_tile<T, D>(s.values(stage), d, keep, scores, r);
+    score_tile<T, D, PARTS>(q, s.keys(stage), d, scores);
+#ifdef BATON_MUTATION_CUDA_PROMPT_CAUSAL
+    const int2 seen[2] = {make_int2(whole[0].x - key, whole[0].y + 1 - key), make_int2(whole[1].x - key, whole[1].y + 1 - key)};
+#else
+    const int2 seen[2] = {make_int2(whole[0].x - key, whole[0].y - key), make_int2(whole[1].x - key, whole[1].y - key)};
+#endif
+    soften_tile<T, D, CAUSAL>(c, s, stage, b.end - key, seen, r, scores, keep);
+    value_tile<T, D, PARTS>(s.values(stage), d, keep, scores, r);
   }
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * half;
+    const int row = of + 8 * half;
     const float total = warp_sum<4>(r.total[half]);
     if (row >= b.rows) continue;
     float* to = place(b.row + row);
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
       if (8 * n >= d) continue;
-      const float unit = scaled<T>() ? r.unit : 1.0f;
+      const float unit = (scaled<T>() ? r.unit : 1.0f) / (CAUSAL ? total : 1.0f);
       __stcg(reinterpret_cast<float2*>(to + 8 * n + 2 * (lane % 4)), make_float2(r.acc[n][2 * half] * unit, r.acc[n][2 * half + 1] * unit));
     }
-    if (lane % 4 == 0) __stcg(reinterpret_cast<float2*>(to + d), make_float2(r.most[half], total));
+    if (!CAUSAL && lane % 4 == 0) __stcg(reinterpret_cast<float2*>(to + d), make_float2(r.most[half], total));
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include "../abi/threads.h"
 #include "../abi/vector.h"
-#include "../linear/panels/narrow_forms.h"
+#include "../linear/panels/order.h"
 
 namespace baton {
 namespace {
@@ -90,16 +90,11 @@ bool is_float(int32_t kind) { return kind == LINEAR_F32 || kind == LINEAR_F16; }
 
 PackedLinear panels(const PackedLinear& w, int64_t first, int64_t count) {
   PackedLinear found = w;
-  const int64_t step = is_float(w.kind) ? 1 : w.group ? w.group : 8, width = (w.k + step - 1) / step * step;
-  const int64_t narrow = w.kind == LINEAR_BF16 || w.kind == LINEAR_F16 ? 16 : is_of_bytes(w.kind) ? 8 : 4;
-  const int64_t bits = w.kind == LINEAR_F32 ? 32 : narrow;
-  found.data = (const char*)w.data + first * PANEL * width * bits / 8;
-  const int64_t groups = w.group ? width / w.group : 0;
-  if (w.scales) found.scales = w.scales + first * groups * PANEL;
-  if (has_mins(w)) found.mins = w.mins + first * groups * PANEL;
-  if (w.row_scale) found.row_scale = w.row_scale + first * PANEL;
-  const int64_t left = w.n - first * PANEL;
-  found.n = left < count * PANEL ? left : count * PANEL;
+  if (is_float(w.kind))
+    found.data = (const char*)w.data + first * PANEL * w.k * (w.kind == LINEAR_F32 ? 4 : 2), found.n -= first * PANEL;
+  else
+    found = from_panel(w, first);
+  found.n = std::min(found.n, count * PANEL);
   return found;
 }
 

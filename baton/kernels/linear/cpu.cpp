@@ -9,6 +9,7 @@
 #include <atomic>
 #include <vector>
 
+#include "../abi/shares.h"
 #include "panels/amx_panels.h"
 #include "panels/half_panel.h"
 #include "panels/narrow_forms.h"
@@ -27,6 +28,8 @@ struct Call {
   const PackedLinear* w;
   Rows rows;
   Results results;
+  NibbleTable nibbles;
+  ByteTable bytes;
 };
 
 template <int R, class F>
@@ -60,12 +63,21 @@ BATON_INLINE void clear(int64_t m, float* sums) {
 
 // A tile alone reads weights from memory, and asks for them so far ahead, since hardware stops at every page. Of several, and of a
 // tile that passes its chunk more than once, the first four fetch a share each of what comes after the chunk.
-constexpr int64_t kAhead = 6144;
+constexpr int64_t kAhead = 12288;
 
 // Tile t's share of `bytes` from `next` on, where rows are wide or weights are made bf16: all of it in one's steps.
 inline Ahead share_of(const char* next, int64_t bytes, int64_t t, int64_t tiles) {
   const int64_t share = bytes / std::min<int64_t>(tiles, 4);
   return Ahead{next + t * share, 0, share};
+}
+
+// What tile t of so many asks for beside its products.
+BATON_INLINE Ahead ahead_of(const Rows& rows, const Work& work, int64_t t, int64_t tiles) {
+  const char* next = work.at + work.bytes;
+  if (tiles == 1 && !rows.spread() && !rows.made_bf16) return {work.at + kAhead, 64, 256};
+  if (t >= 4 || work.column) return {next, 0, 0};
+  if (rows.made_bf16) return spread(share_of(next, work.bytes, t, tiles), rows.width(work.from) / 2);
+  return rows.spread() ? share_of(next, work.bytes, t, tiles) : Ahead{next + t * work.bytes / 4, 0, 64};
 }
 
 // f(size as a constant, the tile's rows) for each tile, whose sums begin at zero and end in the result.
@@ -75,7 +87,6 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
   const bool last = work.from + rows.chunk >= rows.padded, each = writes_each_tile(rows);
   const Results& results = call.results;
   const int64_t base = rows.first(work.begin), tiles = work.end - work.begin, n0 = work.panel * kPanel + work.column;
-  const char* next = work.at + work.bytes;
   for (int64_t t = 0; t < tiles; ++t) {
     int64_t first = rows.first(work.begin + t), count = rows.first(work.begin + t + 1) - first;
     float* sums = work.sums + (work.one_tile ? 0 : first - base) * kPanel + work.column;
@@ -84,15 +95,10 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
 #else
     if (!work.from) clear<Columns>(count, sums);
 #endif
-    const Ahead own{work.at + kAhead, 64, 256}, nothing{next, 0, 0};
-    const Ahead share = share_of(next, work.bytes, t, tiles);
-    const Ahead far = rows.made_bf16  ? spread(share, rows.width(work.from) / 2)
-                      : rows.spread() ? share
-                                      : Ahead{next + t * work.bytes / 4, 0, 64};
     TileRows tile{rows.at(work.from, first),
-                  rows.starts + first * rows.groups + work.from / rows.group * count,
+                  rows.starts + first * rows.groups + Rows::before(work.from, rows.group) * count,
                   sums,
-                  tiles == 1 && !rows.spread() && !rows.made_bf16 ? own : t < 4 && !work.column ? far : nothing,
+                  ahead_of(rows, work, t, tiles),
                   results.lines<Columns>(n0, first, last ? count : 0)};
     with_rows<kRows>(count, [&](auto size) { f(size, tile); });
     if (last && each) results.write<Columns>(n0, first, count, sums);
@@ -109,13 +115,13 @@ void chunk_bf16(const Call& call, const Work& work) {
 void chunk_widened(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
   const PackedLinear& w = *call.w;
-  const int64_t width = rows.width(work.from);
-  const int64_t from = w.group ? (work.panel * (rows.padded / w.group) + work.from / w.group) * kPanel : 0;
+  const int64_t width = rows.width(work.from), groups = !w.group || width == rows.padded ? rows.groups : width / w.group;
+  const int64_t from = w.group ? (work.panel * rows.groups + Rows::before(work.from, w.group)) * kPanel : 0;
   const GroupScales scales{w.scales + from, has_mins(w) ? w.mins + from : nullptr};
-  with_floats(w, (const uint8_t*)work.at, width, rows.m, (uint16_t*)work.unpacked, [&](const auto& floats) {
+  with_floats(w, call.nibbles, (const uint8_t*)work.at, width, rows.m, (uint16_t*)work.unpacked, [&](const auto& floats) {
     each_tile(call, work, [&](auto size, const TileRows& tile) {
       if (!w.group) return floats.template add<size>(0, width, tile);
-      tile_groups<size>(floats, width, w.group, scales, tile, rows.are_e4m3);
+      tile_groups<size>(floats, width, w.group, groups, scales, tile, rows.are_e4m3);
     });
   });
 }
@@ -123,23 +129,19 @@ void chunk_widened(const Call& call, const Work& work) {
 void chunk_integers(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
   const PackedLinear& w = *call.w;
-  int64_t width = rows.width(work.from), group = w.group ? w.group : rows.group;
-  int64_t scale_at = (work.panel * up(rows.padded, group) / group + work.from / group) * kPanel + work.column;
+  const int64_t width = rows.width(work.from);
+  int64_t scale_at = (work.panel * rows.scales_of + Rows::before(work.from, rows.scaled)) * kPanel + work.column;
 #ifdef BATON_MUTATION_LINEAR_HALF
   scale_at -= work.column;  // the second half of a panel takes the first one's scales
 #endif
-  auto weights_by = [&](int64_t size, int64_t inputs, const char* from) {
-    return TileWeights{(const uint8_t*)from, (width + size - 1) / size, std::min(size, width) / inputs,
-                       ((width - 1) % size + 1) / inputs, rows.zero, nullptr, nullptr, 0};
-  };
   const bool codes = w.kind == LINEAR_CODES;
-  TileWeights packed = weights_by(group, w.kind == LINEAR_W8 ? 4 : 8, work.at + 4 * work.column);
+  const Steps steps = rows.is_whole(width) ? rows.steps : Steps(width, rows.scaled, w.kind == LINEAR_W8 ? 4 : 8);
+  TileWeights packed{(const uint8_t*)work.at + 4 * work.column, steps.groups, steps.each, steps.last, rows.zero, nullptr, nullptr, 0};
   packed.scales = w.scales ? w.scales + scale_at : nullptr, packed.mins = has_mins(w) ? w.mins + scale_at : nullptr;
-  packed.exact = w.exact / group;
+  if (w.exact) packed.exact = w.exact / rows.scaled;
 #if BATON_AVX512
   if (codes && rows.in_registers) {
-    const ByteTable table(table_of(w));
-    return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_codes<size>(packed, tile, table.at); });
+    return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_codes<size>(packed, tile, call.bytes.at); });
   }
   if (rows.halves)
     return each_tile<kPanel / 2>(call, work, [&](auto size, const TileRows& tile) { half_tile_w4<size>(packed, tile); });
@@ -150,7 +152,8 @@ void chunk_integers(const Call& call, const Work& work) {
   TileWeights bytes = packed;
   if (rows.widened) {
     widen(packed, work.unpacked);
-    bytes = weights_by(rows.group, 4, (const char*)work.unpacked);
+    const Steps wide(width, rows.group, 4);
+    bytes = {work.unpacked, wide.groups, wide.each, wide.last, rows.zero, nullptr, nullptr, 0};
   } else if (w.kind != LINEAR_W8) {
     codes ? look_up(packed.w, width / 8, table_of(w), work.unpacked) : unpack_w4(packed.w, width / 8, work.unpacked);
     bytes.w = work.unpacked, bytes.steps *= 2, bytes.last *= 2;
@@ -192,13 +195,9 @@ int64_t blocks(const Rows& rows, int64_t panels) {
   return std::min(std::max(fit, threads() > 1 ? wanted : 1), std::max<int64_t>(fit, rows.m / 48));
 }
 
-// Few rows: the panels in parts, so that each is a long stream from memory.
+// Few rows: a thread's panels are one stream from memory.
 void few_rows(const Call& call, int64_t panels) {
-  const int32_t parts = int32_t(std::min<int64_t>(panels, 4 * threads()));
-  parallel_for(parts, [&](int32_t p) {
-    const Range range = part(panels, 1, parts, p);
-    for (int64_t panel = range.begin; panel < range.end; ++panel) one_panel(call, panel, 0, call.rows.tiles);
-  });
+  each_item(panels, [&](int64_t panel) { one_panel(call, panel, 0, call.rows.tiles); });
 }
 
 // Many rows: panels singly, so that threads end together; a thread begins with a block of its own, then helps with others.
@@ -223,7 +222,7 @@ void linear(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_str
   if (by_amx(w, m)) return amx_linear(w, x, x_dtype, x_stride, m, results);
 #endif
   const Rows rows = prepare(w, x, x_dtype, x_stride, m);
-  Call call{&w, rows, results};
+  Call call{&w, rows, results, NibbleTable(w), ByteTable(w.kind == LINEAR_CODES ? table_of(w) : nullptr)};
   call.results.row_scales = rows.unit == 4 || (rows.are_e4m3 && !w.group) ? rows.scales : nullptr;
   const int64_t panels = (w.n + kPanel - 1) / kPanel;
   m > 16 ? many_rows(call, panels) : few_rows(call, panels);
@@ -240,12 +239,22 @@ void with_outliers(const PackedLinear& w, const void* x, int32_t x_dtype, int64_
   add_outliers(w, outliers, results.out, results.dtype, results.stride);
 }
 
+// From the last order to the first: where two meet within a panel, its outputs before those of the latter are written twice, at last
+// by the former.
 void with_order(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
+  const Order* orders = orders_of(w);
   PackedLinear plain = w;
-  plain.kind += (form_of(w.kind) == LINEAR_W8_ORDERED ? LINEAR_W8 : LINEAR_W4) - form_of(w.kind), plain.mins = order_of(w).mins;
-  Results own = results;
-  own.w = &plain;
-  linear(plain, in_order(w, x, x_dtype, x_stride, m).data(), F32, w.k, m, own);
+  plain.kind += (form_of(w.kind) == LINEAR_W8_ORDERED ? LINEAR_W8 : LINEAR_W4) - form_of(w.kind), plain.mins = orders->mins;
+  for (int64_t first, last = (w.n - 1) / orders->rows; last >= 0; last = first - 1) {
+    for (first = last; first && is_same(orders[first - 1], orders[last], w.k);) --first;
+    const int64_t panel = first * orders->rows / kPanel, from = panel * kPanel;
+    PackedLinear part = from_panel(plain, panel);
+    part.n = std::min(w.n, (last + 1) * orders->rows) - from;
+    Results own = results;
+    own.w = &part, own.out = (char*)results.out + from * (results.dtype == BF16 ? 2 : 4);
+    if (own.bias) own.bias += from;
+    linear(part, in_order(orders[last], w.k, x, x_dtype, x_stride, m).data(), F32, w.k, m, own);
+  }
 }
 
 }  // namespace

@@ -18,16 +18,16 @@ from baton.kernels.linear.codes import Codes, stack_codes
 from baton.kernels.linear.packed import (
     E4M3_A16,
     ORDERED,
+    PANEL,
     W8,
     W8_OUTLIERS,
     PackedWeight,
     pack_e4m3,
     pack_e4m3_groups,
     pack_integers,
-    quantize,
 )
+from baton.kernels.linear.panels import orders
 
-REGROUPED = 32  # inputs to a scale where weights are rounded anew to 8 bits
 SPREAD = 128  # inputs of the group that a row's scale is spread over where groups are needed
 
 
@@ -77,33 +77,12 @@ def values_of(part: Tensor | Part) -> Tensor:
 
 
 def stack(parts: Sequence[Integers]) -> PackedWeight:
-    """Returns the parts stacked along the rows and packed, with 4 bits only if all have 4.
-
-    Parts with different input orders are quantized anew, to 8 bits in groups of REGROUPED.
+    """Returns the parts stacked along the rows and packed, with 4 bits only if all have 4. Each keeps the order of
+    its inputs.
     """
-    if not all(_same(part.order, parts[0].order) for part in parts):
-        return quantize(torch.cat([values_of(part) for part in parts]), 8, REGROUPED)
-    if parts[0].order is None:
-        return _stack(parts)
-    packed = _stack([part._replace(order=None) for part in parts])
-    return dataclasses.replace(packed, kind=ORDERED[packed.kind], table=parts[0].order)
-
-
-def regrouped(part: Tensor | Part) -> Tensor | Part:
-    """Returns ``part``, quantized anew to 8 bits if its inputs are reordered, for callers that can't reorder
-    rows.
-    """
-    if not isinstance(part, Integers) or part.order is None:
-        return part
-    found = quantize(values_of(part).contiguous(), 8, REGROUPED)
-    assert found.scales is not None
-    assert found.row_scale is not None
-    scales = found.scales.float().transpose(1, 2).reshape(-1, found.scales.shape[1])[: found.n]
-    return Integers(found.integers(), 8, REGROUPED, scales * found.row_scale[: found.n, None])
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
+    packed = _stack(parts)
+    table = orders.stacked([part.order for part in parts], [len(part.q) for part in parts], packed.k, PANEL)
+    return packed if table is None else dataclasses.replace(packed, kind=ORDERED[packed.kind], table=table)
 
 
 def _stack(parts: Sequence[Integers]) -> PackedWeight:

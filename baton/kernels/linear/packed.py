@@ -21,9 +21,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.linear.panels import orders
+from baton.kernels.linear.panels.layout import (
+    PANEL,
+    from_steps,
+    in_panels,
+    in_steps,
+    nibbles,
+    spread,
+    whole_panels,
+)
 from baton.kernels.linear.rounding import EXACT, TINY, WHOLE, as_stored, best_integer_scales, best_scale, rounded
 
-PANEL = 64  # rows of a panel
 BF16, W8, W4 = 0, 1, 2  # kinds of weights: linear.h's LinearKind
 E4M3 = 3  # a kind of form.cuh's: only a GPU has it, elsewhere the reference computes it
 CODES, E4M3_A16, W8_OUTLIERS, W8_ORDERED, W4_ORDERED = 4, 5, 6, 7, 8  # narrow_forms.h's: only a CPU has them
@@ -34,7 +43,7 @@ ORDERED = {W8: W8_ORDERED, W4: W4_ORDERED}  # kinds by those of the same numbers
 ROUNDED_ROWS = (W8, W4, CODES, *ORDERED.values())  # kinds whose rows are rounded to int8, all inputs of them
 ROWS = ("data", "scales", "mins", "row_scale")  # what a PackedWeight has panel by panel
 ZERO = {W8: 128, W4: 8, CODES: 0, W8_OUTLIERS: 128, W8_ORDERED: 128, W4_ORDERED: 8}
-VERSION = 5  # this layout's and rounding's version: part of the name of what is cached on disk
+VERSION = 6  # this layout's and rounding's version: part of the name of what is cached on disk
 
 
 def is_weight_only(kind: int) -> bool:
@@ -58,12 +67,6 @@ class PackedMatrixStruct(ctypes.Structure):
     ]
 
 
-class OrderStruct(ctypes.Structure):
-    """Mirrors Order of order.h."""
-
-    _fields_ = (("mins", ctypes.c_void_p), ("inputs", ctypes.c_void_p))
-
-
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
     """A weight (n, k) in panels.
@@ -71,7 +74,7 @@ class PackedWeight:
     ``table`` depends on ``kind``:
     - CODES: the values of its codes, 16 int8 and after them the same as 16 bfloat16, all as int8
     - W8_OUTLIERS: the magnitude from which on inputs are multiplied in float, one float32
-    - W8_ORDERED and W4_ORDERED: the input that each column multiplies, int32 (k,)
+    - W8_ORDERED and W4_ORDERED: the input that each column multiplies, a table of ``orders``
     - E4M3_A8: the scale of rows, one float32; 0 if each row, or each group of one, has its own
     - E4M3_A16: the same, for rows that may be rounded; None if the checkpoint gives no rounding for them
     """
@@ -93,7 +96,7 @@ class PackedWeight:
     @cached_property
     def struct(self) -> PackedMatrixStruct:
         """Returns the struct that native code takes; valid as long as this object lives."""
-        beside = ctypes.addressof(self._order) if self.is_ordered else _address(self._beside)
+        beside = _address(self._orders if self.is_ordered else self._beside)
         addresses = (_address(self.data), _address(self.scales), beside, _address(self.row_scale))
         return PackedMatrixStruct(self.kind, self.group, self.n, self.k, *addresses, self.exact)
 
@@ -124,8 +127,16 @@ class PackedWeight:
         return self.mins if self.table is None else self.table
 
     @cached_property
-    def _order(self) -> OrderStruct:
-        return OrderStruct(_address(self.mins), _address(self.table))
+    def _orders(self) -> Tensor:
+        """Returns what the struct's ``mins`` points to."""
+        return orders.pointers(*self._order_rows, self.mins, PANEL)
+
+    @property
+    def _order_rows(self) -> tuple[Tensor, int]:
+        """Returns the orders (orders, k), and how many rows have each."""
+        assert self.table is not None
+        found = self.table.view(-1, self.k)
+        return found, -(-self.n // PANEL) * PANEL // len(found)
 
     @cached_property
     def exact(self) -> int:
@@ -149,24 +160,27 @@ class PackedWeight:
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the values that the kernels compute with, (n, k) in ``dtype``."""
         if self.kind == BF16:
-            whole = _from_steps(self.data.view(torch.bfloat16), 2, self.n, self.k).to(dtype)
+            whole = from_steps(self.data.view(torch.bfloat16), 2, self.n, self.k).to(dtype)
             return whole if self.row_scale is None else whole * self.row_scale[: self.n, None].to(dtype)
         whole = self._narrow().to(dtype)
         if self.scales is not None:
-            whole *= _spread(self.scales, self.group, self.n, self.k).to(dtype)
+            whole *= spread(self.scales, self.group, self.n, self.k).to(dtype)
         if self.mins is not None:
-            whole -= _spread(self.mins, self.group, self.n, self.k).to(dtype)
+            whole -= spread(self.mins, self.group, self.n, self.k).to(dtype)
         assert self.row_scale is not None
         whole *= self.row_scale[: self.n, None].to(dtype)
-        if not self.is_ordered:
-            return whole
-        assert self.table is not None
-        return torch.empty_like(whole).index_copy_(1, self.table.long(), whole)
+        return self._in_plain_order(whole) if self.is_ordered else whole
+
+    def _in_plain_order(self, whole: Tensor) -> Tensor:
+        """Returns the columns (n, k) where their inputs lie."""
+        found, each = self._order_rows
+        placed = zip(whole.split(each), found.long(), strict=False)  # rows that fill a panel aren't there
+        return torch.cat([torch.empty_like(part).index_copy_(1, order, part) for part, order in placed])
 
     def _narrow(self) -> Tensor:
         """Returns the numbers that scales multiply, (n, k)."""
         if self.kind in (E4M3, E4M3_A16, E4M3_A8):
-            return _from_steps(self.data.view(torch.float8_e4m3fn), 4, self.n, self.k)
+            return from_steps(self.data.view(torch.float8_e4m3fn), 4, self.n, self.k)
         if self.form == CODES:
             return self._numbers[self.integers().int()]
         return self.integers()
@@ -182,7 +196,7 @@ class PackedWeight:
         data = self.data
         if self.form in (W4, W4_ORDERED, CODES):
             data = torch.stack((data.view(-1, PANEL, 4) & 15, data.view(-1, PANEL, 4) >> 4), 1)
-        return (_from_steps(data.reshape(-1), 4, self.n, self.k).to(torch.int16) - ZERO[self.form]).to(torch.int8)
+        return (from_steps(data.reshape(-1), 4, self.n, self.k).to(torch.int16) - ZERO[self.form]).to(torch.int8)
 
     @cached_property
     def wide(self) -> Tensor:
@@ -195,16 +209,16 @@ def pack_bf16(weight: Tensor, row_scale: Tensor | None = None) -> PackedWeight:
     float32.
     """
     n, k = weight.shape
-    data = _to_steps(weight.to(torch.bfloat16), 2, padded(k, 0))
-    scale = None if row_scale is None else _rows(row_scale.float())
+    data = in_steps(weight.to(torch.bfloat16), 2, padded(k, 0))
+    scale = None if row_scale is None else whole_panels(row_scale.float())
     return PackedWeight(BF16, n, k, 0, data.view(torch.uint8), row_scale=scale)
 
 
 def pack_e4m3(weight: Tensor, row_scale: Tensor, kind: int = E4M3) -> PackedWeight:
     """Packs a weight (n, k) float8_e4m3fn without rounding; row i is multiplied by ``row_scale[i]``, float32."""
     n, k = weight.shape
-    data = _to_steps(weight.view(torch.uint8), 4, padded(k, 0))
-    return PackedWeight(kind, n, k, 0, data, row_scale=_rows(row_scale.float()))
+    data = in_steps(weight.view(torch.uint8), 4, padded(k, 0))
+    return PackedWeight(kind, n, k, 0, data, row_scale=whole_panels(row_scale.float()))
 
 
 def pack_e4m3_groups(weight: Tensor, group: int, scales: Tensor) -> PackedWeight:
@@ -213,8 +227,8 @@ def pack_e4m3_groups(weight: Tensor, group: int, scales: Tensor) -> PackedWeight
     """
     n, k = weight.shape
     units = _units(scales)
-    data = _to_steps(weight.view(torch.uint8), 4, padded(k, group))
-    parts = data, _panels(scales / units[:, None]), None, _rows(units)
+    data = in_steps(weight.view(torch.uint8), 4, padded(k, group))
+    parts = data, in_panels(scales / units[:, None]), None, whole_panels(units)
     return PackedWeight(E4M3_A16, n, k, group, *parts)
 
 
@@ -238,8 +252,8 @@ def pack_codes(
     assert scales.shape == (n, padded(k, group) // group)
     units = _units(scales) if row_scale is None else row_scale.float()
     held = scales / units[:, None] if row_scale is None else scales
-    data = _nibbles(_to_steps(codes, 4, padded(k, group)))
-    parts = data, _panels(held), None, _rows(units)
+    data = nibbles(in_steps(codes, 4, padded(k, group)))
+    parts = data, in_panels(held), None, whole_panels(units)
     wide = (table if exact is None else exact).to(torch.bfloat16).view(torch.int8)
     return PackedWeight(CODES, n, k, group, *parts, table=torch.cat((table.to(torch.int8), wide)))
 
@@ -255,20 +269,26 @@ def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor
     assert scales.shape == (n, padded(k, group) // group if group else 1)
     if not group:
         assert mins is None
-        return PackedWeight(kind, n, k, 0, steps, row_scale=_rows(scales[:, 0].float()))
+        return PackedWeight(kind, n, k, 0, steps, row_scale=whole_panels(scales[:, 0].float()))
     row_scale = _units(scales if mins is None else torch.cat((scales, mins), 1))
-    lows = None if mins is None else _panels(mins / row_scale[:, None])
-    return PackedWeight(kind, n, k, group, steps, _panels(scales / row_scale[:, None]), lows, _rows(row_scale))
+    lows = None if mins is None else in_panels(mins / row_scale[:, None])
+    return PackedWeight(
+        kind, n, k, group, steps, in_panels(scales / row_scale[:, None]), lows, whole_panels(row_scale)
+    )
 
 
 def beside(weights: Sequence[PackedWeight]) -> PackedWeight | None:
     """Returns weights of one shape concatenated as one, each starting at a panel; None if their forms differ."""
+    if any(weight.is_ordered for weight in weights):
+        weights = [_ordered(weight) for weight in weights]
     first = weights[0]
     rows = -(-first.n // PANEL) * PANEL * len(weights)
     if any(_form(w) != _form(first) for w in weights):
         return None
     table = first.table
-    if first.kind == E4M3_A16 and table is not None:  # one scale of rows for all, which clips none
+    if first.is_ordered:
+        table = orders.beside([w.table for w in weights if w.table is not None], first.k)
+    elif first.kind == E4M3_A16 and table is not None:  # one scale of rows for all, which clips none
         table = torch.stack([w.table for w in weights if w.table is not None]).amax(0)
     elif table is not None and not all(torch.equal(table, w.table) for w in weights if w.table is not None):
         return None
@@ -277,9 +297,18 @@ def beside(weights: Sequence[PackedWeight]) -> PackedWeight | None:
     return dataclasses.replace(first, n=rows, table=table, **whole)
 
 
+def _ordered(weight: PackedWeight) -> PackedWeight:
+    """Returns a weight of integers whose inputs are in order as one whose table says so, others as they are."""
+    if weight.form not in ORDERED:
+        return weight
+    kind = weight.kind - weight.form + ORDERED[weight.form]
+    return dataclasses.replace(weight, kind=kind, table=torch.arange(weight.k, dtype=torch.int32))
+
+
 def one_of(whole: PackedWeight, index: int, count: int, n: int) -> PackedWeight:
     """Returns the weight with index ``index`` of the ``count`` that ``beside`` put together; it has ``n`` rows."""
-    parts: dict[str, Any] = {name: getattr(whole, name) for name in ROWS}
+    names = (*ROWS, "table") if whole.is_ordered else ROWS
+    parts: dict[str, Any] = {name: getattr(whole, name) for name in names}
     own: dict[str, Any] = {
         name: None if p is None else p.view(count, -1, *p.shape[1:])[index] for name, p in parts.items()
     }
@@ -303,6 +332,8 @@ def own_rows(whole: PackedWeight, ranges: Sequence[tuple[int, int]]) -> PackedWe
     data = steps.view(panels, PANEL, -1, 4).transpose(1, 2).reshape(-1)
     row_scale = None if whole.row_scale is None else whole.row_scale[at].contiguous()
     kept = {"scales": scales(whole.scales), "mins": scales(whole.mins), "row_scale": row_scale}
+    if whole.is_ordered and whole.table is not None:
+        kept["table"] = orders.of_rows(whole.table, -(-whole.n // PANEL) * PANEL, at)
     return dataclasses.replace(whole, n=n, data=data.contiguous(), **kept)  # type: ignore[arg-type]
 
 
@@ -324,7 +355,9 @@ def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:
     if bits == 4 and group and not EXACT % group:
         whole, unit = best_integer_scales(parts)
         q = rounded(parts, whole * unit, bits).view(n, width)[:, :k]
-        return PackedWeight(W4, n, k, group, _steps_of(q, bits, group), _panels(whole), row_scale=_rows(unit[:, 0]))
+        return PackedWeight(
+            W4, n, k, group, _steps_of(q, bits, group), in_panels(whole), row_scale=whole_panels(unit[:, 0])
+        )
     scale = (parts.abs().amax(-1) / 127).clamp_min(TINY) if bits == 8 else best_scale(parts)
     packed_scale = scale if not group else as_stored(scale)
     return pack_integers(rounded(parts, packed_scale, bits).view(n, width)[:, :k], bits, group, packed_scale)
@@ -343,14 +376,8 @@ def _steps_of(q: Tensor, bits: int, group: int) -> Tensor:
     assert group % 16 == 0
     kind = {8: W8, 4: W4}[bits]
     stored = (q.to(torch.int16) + ZERO[kind]).to(torch.uint8)
-    steps = _to_steps(stored, 4, padded(q.shape[1], group), ZERO[kind])
-    return steps if kind == W8 else _nibbles(steps)
-
-
-def _nibbles(steps: Tensor) -> Tensor:
-    """Returns two steps of bytes below 16 packed into one."""
-    pairs = steps.view(-1, 2, PANEL * 4)
-    return (pairs[:, 0] | (pairs[:, 1] << 4)).reshape(-1)
+    steps = in_steps(stored, 4, padded(q.shape[1], group), ZERO[kind])
+    return steps if kind == W8 else nibbles(steps)
 
 
 def _units(scales: Tensor) -> Tensor:
@@ -361,31 +388,3 @@ def _units(scales: Tensor) -> Tensor:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _to_steps(x: Tensor, step: int, width: int, fill: int = 0) -> Tensor:
-    """Returns (n, k) as [panel][width / step][64][step], flat."""
-    n, k = x.shape
-    panels = -(-n // PANEL)
-    out = torch.full((panels * PANEL, width), fill, dtype=x.dtype)
-    out[:n, :k] = x
-    return out.view(panels, PANEL, width // step, step).transpose(1, 2).reshape(-1)
-
-
-def _from_steps(x: Tensor, step: int, n: int, k: int) -> Tensor:
-    panels = -(-n // PANEL)
-    return x.view(panels, -1, PANEL, step).transpose(1, 2).reshape(panels * PANEL, -1)[:n, :k]
-
-
-def _panels(x: Tensor) -> Tensor:
-    """Returns (n, groups) float32 as (panels, groups, 64) float16."""
-    return F.pad(x, (0, 0, 0, -len(x) % PANEL)).view(-1, PANEL, x.shape[1]).transpose(1, 2).half().contiguous()
-
-
-def _rows(x: Tensor) -> Tensor:
-    return F.pad(x, (0, -len(x) % PANEL)).contiguous()
-
-
-def _spread(x: Tensor, group: int, n: int, k: int) -> Tensor:
-    """Returns scales (panels, groups, 64) as (n, k)."""
-    return x.transpose(1, 2).reshape(-1, x.shape[1])[:n].repeat_interleave(group, 1)[:, :k]

@@ -96,7 +96,9 @@ def whole(found: Any) -> PackedWeight:
         _require_part("mins", mins, torch.float16, rows * width // group if grouped else None)
     if not (kind == BF16 or is_float) or row_scale is not None:
         _require_part("row_scale", row_scale, torch.float32, None if is_float else rows)
-    _require_part("order", order, torch.int32, k if kind in ORDERED_KINDS else None)
+    count = 1 if order is None or not k else order.numel() // k
+    require(count > 0 and rows % count == 0, "linear: order has an order of all inputs for equally many rows")
+    _require_part("order", order, torch.int32, count * k if kind in ORDERED_KINDS else None)
     inside = order is None or not k or (int(order.min()) >= 0 and int(order.max()) < k)
     require(inside, f"linear: order has inputs from 0 to {k - 1}")
     lows, table = (None, mins) if kind in TABLES else (mins, order)

@@ -1,7 +1,8 @@
 // A Llama's whole decode step but for its LM head, in one launch: a block per multiprocessor, all resident, goes through the layers'
 // phases together. Knows nothing of sessions or graphs.
 //
-//   q, k, v    norm'd rows x weights; a head's last tile's block norms, rotates and stores the head for all rows at once
+//   q, k, v    norm'd rows x weights; a head's last tile's block norms, rotates and stores the head for all rows at once, and then
+//              copies what branches of drafts begin with of it
 //   attention  paged_attention's units of work, two teams of 128 threads to a block
 //   out        x weights
 //   gate, up   x weights, with SwiGLU behind a tile
@@ -14,6 +15,7 @@
 #include "../cuda/workspace.cuh"
 #include "../paged_attention/spread.cuh"
 #include "../rope_append/rotate.cuh"
+#include "branches.cuh"
 #include "grid.cuh"
 #include "layer.cuh"
 #include "rows.cuh"
@@ -29,6 +31,7 @@ struct Job {
   const Layer* layers;
   int32_t layer_count;
   Step step;
+  Branches branches;
   int32_t heads, kv_heads, head_dim, hidden, inner;
   float scale;  // times log2(e)
   const void* table;
@@ -59,6 +62,29 @@ __device__ __forceinline__ void place(const Job& j, Layer* layer) {
   c.m = int(j.step.rows);
   c.out = threadIdx.x == QKV ? j.qkv : threadIdx.x == GATE_UP ? j.gated : threadIdx.x == DOWN ? j.mlp_delta : j.delta;
   c.out_stride = threadIdx.x == GATE_UP ? c.inner : c.w.n;
+}
+
+// What branches of drafts begin with, of the heads of `mask` from head `first` on: a warp to a (head, copy).
+template <int T>
+__device__ __forceinline__ void begin_branches(const Job& j, const Layer& layer, int first, int mask) {
+  constexpr int ELEMENT = T == KV_BF16 ? 2 : 1, SCALE = T == KV_BF16 ? 0 : 4;
+  const PagedKv kv = kv_of(j, layer);
+  const int bytes = j.head_dim * ELEMENT, count = j.branches.count;
+  HeadRows in{kv.pages + kv.layer_offset, kv.page_bytes, j.step.layer_bytes / 2, j.kv_heads * bytes, 0, j.kv_heads * SCALE, 0};
+#if !defined(BATON_MUTATION_CUDA_MEGA_BRANCH)
+  __syncthreads();  // every row of these heads is in its page
+#endif
+  for (int unit = threadIdx.x / 32; mask >> (unit / count); unit += WARPS) {
+    const int at = first + unit / count - j.heads;  // of k's heads, then of v's
+    if (!(mask >> (unit / count) & 1) || at < 0) continue;
+    in.row_at = at % j.kv_heads * bytes, in.scale_at = at % j.kv_heads * SCALE;
+#if defined(BATON_MUTATION_CUDA_MEGA_BRANCH_PLANE)
+    const int plane = 0;
+#else
+    const int plane = at / j.kv_heads;
+#endif
+    copy_token(in, j.branches.copies[unit % count], plane, bytes, SCALE);
+  }
 }
 
 // Behind a tile of q, k and v: heads that it was the last of are normed, rotated and stored, a warp to a (head, row).
@@ -95,6 +121,7 @@ __device__ __forceinline__ void finish_heads(const Job& j, const Layer& layer, i
       if (query >= 0 && query < item.queries) rope::head<T, 2>(c, item, query, first + unit / rows);
     }
   }
+  if (j.branches.count) begin_branches<T>(j, layer, first, mask);
 }
 
 template <int T>
@@ -218,6 +245,12 @@ BATON_API int baton_megakernel_layers(const baton::Model* model, void* to, int64
 }
 
 BATON_API int baton_megakernel(const baton::Model* model, const baton::Step* step, const void* layers, int32_t blocks, void* stream) {
+  const baton::Branches none{};
+  return baton_megakernel_branches(model, step, &none, layers, blocks, stream);
+}
+
+BATON_API int baton_megakernel_branches(const baton::Model* model, const baton::Step* step, const baton::Branches* branches, const void* layers,
+                                        int32_t blocks, void* stream) {
   using namespace baton;
   const Model& m = *model;
   if (step->rows < 1 || step->rows > MEGA_ROWS || step->item_count > MEGA_ROWS || misfit(m, step->kv_type).op >= 0)
@@ -232,7 +265,7 @@ BATON_API int baton_megakernel(const baton::Model* model, const baton::Step* ste
   char* partial = (char*)workspace(WORKSPACE_ATTENTION, attention::workspace_bytes(m.head_dim), stream);
   if (!memory || !partial) return 2;  // cudaErrorMemoryAllocation
   Job j{};
-  j.layers = (const Layer*)layers, j.layer_count = layers_of(m, ops_of(m)), j.step = *step;
+  j.layers = (const Layer*)layers, j.layer_count = layers_of(m, ops_of(m)), j.step = *step, j.branches = *branches;
   j.heads = m.heads, j.kv_heads = m.kv_heads, j.head_dim = m.head_dim, j.hidden = int(m.hidden), j.inner = int(ops[DOWN_AT].weight->k);
   j.scale = m.scale * attention::LOG2_E, j.table = m.ops[0].table, j.table_dtype = m.ops[0].table_dtype;
   j.x = register_of(m, *step, m.ops[0].out), j.qkv = register_of(m, *step, ops[QKV_AT].out);

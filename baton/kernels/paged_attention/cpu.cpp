@@ -17,6 +17,8 @@
 namespace baton {
 namespace {
 
+constexpr int TASKS_EACH = 8;  // of a chunk's tasks, per thread: their keys differ in number
+
 // A few queries of one sequence: its splits are tasks, each for all heads, so that a page is read as one run of bytes.
 struct Spread {
   const AttentionItem* item;
@@ -120,14 +122,26 @@ struct Attention {
     }
   }
 
+  int most_queries(int rows) const { return std::max(1, rows / c.group); }
+
+  // Queries of a chunk's task: fewer where nothing is made of values for all rows, and where there would be too few tasks for the
+  // threads to end together.
+  int queries_of_task(const AttentionItem* items, int count) const {
+    const int most = most_queries(BATON_AVX512 && T == KV_INT8 ? FEWER_ROWS : CHUNK_ROWS);
+    int64_t tasks = 0;
+    for (const AttentionItem* item = items; item < items + count; item++)
+      if (item->queries > FEW_QUERIES) tasks += int64_t(item->queries + most - 1) / most * own.count;
+    return tasks < TASKS_EACH * threads() ? most_queries(FEWER_ROWS) : most;
+  }
+
   void plan(const AttentionItem* items, int count) {
+    const int most = queries_of_task(items, count);
     for (const AttentionItem* item = items; item < items + count; item++) {
       if (item->queries <= FEW_QUERIES) {
         const int first = first_split(c, item->start), last = (item->start + item->queries - 1) / SPLIT;
         spreads.push_back({item, first, last - first + 1, nullptr, nullptr});
         continue;
       }
-      const int most = CHUNK_ROWS / c.group > 1 ? CHUNK_ROWS / c.group : 1;
       for (int query = 0; query < item->queries; query += most)
         for (int head = own.first; head < own.first + own.count; head++)
           chunks.push_back({item, query, item->queries - query < most ? item->queries - query : most, head});

@@ -3,8 +3,9 @@
 #include <optional>
 
 #include "../abi/tanh.h"
-#include "scores.h"
-#include "weights.h"
+#include "avx512/pairs.h"
+#include "values.h"
+#include "avx512/weights.h"
 
 namespace baton {
 namespace {
@@ -44,93 +45,17 @@ void soften(const Call& c, float* scores, int key, int from, int to, int positio
   total = sum(mass);
 }
 
-// acc[r][C vectors] += weights[r][j] x V[j], keys in order.
-template <int T, int R, int C>
-void value(const char* v, size_t stride, int from, int to, const float* weights, float* acc, int padded, int lanes,
-           const char* ahead) {
-  vf sums[R][C];
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<C>([&](auto i) BATON_LAMBDA { sums[r][i] = load(acc + size_t(r) * padded + i * LANES); });
-  });
-  for (int j = from; j < to; j++) {
-    for (int at = 0; at < C * LANES * kv_bytes<T>(); at += 64) fetch(ahead + j * C * LANES * kv_bytes<T>() + at);
-    vf x[C];
-    unroll<C>([&](auto i) BATON_LAMBDA {
-      x[i] = widen<T>(v + j * stride + i * LANES * kv_bytes<T>(), C == 1 ? lanes : LANES);
-    });
-    unroll<R>([&](auto r) BATON_LAMBDA {
-      const vf w = splat(weights[r * SPLIT + j]);
-      unroll<C>([&](auto i) BATON_LAMBDA { sums[r][i] = fma(w, x[i], sums[r][i]); });
-    });
-  }
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<C>([&](auto i) BATON_LAMBDA { store(acc + size_t(r) * padded + i * LANES, sums[r][i]); });
-  });
+#if BATON_AVX512 || BATON_AMX
+// As soften, and the weights are rounded to bf16, in `pairs`. They sum up as they are rounded, so that they come to 1 together.
+inline void soften_to_pairs(const Call& c, float* scores, int key, int from, int to, int position, float& most, float& total,
+                            bf16* pairs) {
+  most = hide(c, scores, key, from, to, position);
+  vf mass{};
+  for (int at = from; at < to; at += LANES)
+    mass = mass + store_rounded(most == -INFINITY ? vf{} : decay(load(scores + at) - splat(most)), pairs + at);
+  total = sum(mass);
 }
-
-template <int T, int R, int C>
-void value_rows(int rows, const char* v, size_t stride, int from, int to, const float* w, float* acc, int padded, int lanes,
-                const char* ahead) {
-  if constexpr (R > 0) {
-    for (; rows >= R; rows -= R, w += R * SPLIT, acc += size_t(R) * padded)
-      value<T, R, C>(v, stride, from, to, w, acc, padded, lanes, ahead);
-    value_rows<T, R - 1, C>(rows, v, stride, from, to, w, acc, padded, lanes, ahead);
-  }
-}
-
-// The rows' weights of one page of one head, multiplied by the values' scales.
-template <int T>
-void scale_weights(const Call& c, const char* values, int h, int from, int to, int rows, float* weights) {
-#if defined(BATON_MUTATION_SCALE)
-  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
-  const vf scales = splat(scale_at(values + shape.scale<T>(from, h)) * kv_unit<T>());
-#else
-  const vf scales = page_scales<T>(c, values, h, from, to) * splat(kv_unit<T>());
 #endif
-  for (int i = 0; i < rows; i++) store(weights + i * SPLIT, load(weights + i * SPLIT) * scales);
-}
-
-// One page's V of one head, keys from … to of it.
-template <int T>
-void value_page(const Call& c, Rows& r, int h, int block, int column, int from, int to, const Ahead& ahead) {
-  const int rows = r.rows(c), at = h - r.head, d = c.kv.head_dim;
-  const KvPlane shape{c.kv.kv_heads, d};
-  const char* values = plane<T>(c, *r.item, block, true);
-  float* weights = r.scores + size_t(at) * rows * SPLIT + column;
-  if constexpr (kv_scaled<T>()) {
-    fetch(ahead.scales);
-    scale_weights<T>(c, values, h, from, to, rows, weights);
-  }
-  const char* v = values + shape.row<T>(0, h);
-  const size_t stride = shape.row<T>(1, 0);
-  float* acc = r.acc + size_t(at) * rows * c.padded;
-  int i = 0;
-  for (; i + VALUE_VECTORS * LANES <= d; i += VALUE_VECTORS * LANES)
-    value_rows<T, VALUE_ROWS, VALUE_VECTORS>(rows, v + i * kv_bytes<T>(), stride, from, to, weights, acc + i, c.padded, LANES,
-                                             ahead.lines + i * PAGE * kv_bytes<T>());
-  for (; i < d; i += LANES)
-    value_rows<T, VALUE_ROWS, 1>(rows, v + i * kv_bytes<T>(), stride, from, to, weights, acc + i, c.padded,
-                                 d - i < LANES ? d - i : LANES, ahead.lines + i * PAGE * kv_bytes<T>());
-}
-
-// What a head fetches beside one of a split's pages of values: the page a tile further, after the last one the keys that are next.
-template <int T>
-Ahead after_values(const Call& c, const Rows& r, int block, int h, int stop) {
-  const int ahead = block + AHEAD, next = r.next.first + ahead - (stop + PAGE - 1) / PAGE;
-  if (ahead * PAGE < stop) return share<T>(c, *r.item, ahead, h, true);
-  if (r.next.item && next <= r.next.last) return share<T>(c, *r.next.item, next, h, false);
-  return share<T>(c, *r.item, block, h, true);
-}
-
-// The keys of a page that lie between begin and stop.
-struct Part {
-  int from, to;
-};
-
-inline Part part_of(int block, int begin, int stop) {
-  const int first = block * PAGE;
-  return {begin > first ? begin - first : 0, stop - first < PAGE ? stop - first : PAGE};
-}
 
 // The values' scales of a split's columns for one KV head, zeros where no key of it lies.
 [[maybe_unused]] void value_scales(const Call& c, Rows& r, int h, int key, int begin, int stop, int from, int to) {
@@ -153,7 +78,7 @@ inline Part part_of(int block, int begin, int stop) {
 
 }  // namespace
 }  // namespace baton
-#include "amx_values.h"
+#include "amx/values.h"
 namespace baton {
 namespace {
 
@@ -168,6 +93,18 @@ Runs runs_ahead(const Call& c, const Rows& r, int begin, int stop) {
   for (int block = r.next.first; r.next.item && block <= r.next.last && block < r.next.first + AHEAD; block++)
     runs.begin[runs.count++] = plane<KV_INT8>(c, *r.next.item, block, false) + part * r.head;
   return runs;
+}
+
+// A split's scores become weights, and those times its values, in pairs of bf16: columns from … to.
+void values_in_pairs(const Call& c, Rows& r, int key, int begin, int stop, int from, int to) {
+  const int rows = r.rows(c);
+  for (int i = 0; i < r.heads * rows; i++)
+    soften_to_pairs(c, r.scores + size_t(i) * SPLIT, key, from, to, r.position(i % rows / c.group), r.most[i], r.total[i],
+                    (bf16*)r.weight_high + size_t(i) * SPLIT);
+  std::memset(r.acc, 0, size_t(r.heads) * rows * c.padded * 4);
+  if (are_many(c, r)) return pairs_of_many(c, r, key, begin, stop);
+  for (int block = begin / PAGE; block * PAGE < stop; block++)
+    for (int h = r.head; h < r.head + r.heads; h++) pairs_of_page(c, r, h, block, key, begin, stop);
 }
 
 // A split's scores become weights, and those times its values, in integers: columns from … to.
@@ -247,10 +184,12 @@ void attend_split(const Call& c, Rows& r, int key) {
 #endif
 #if BATON_AVX512
   if constexpr (T == KV_INT8) return values_in_words(c, r, key, begin, stop, from, to);
+  if constexpr (T == KV_BF16) return values_in_pairs(c, r, key, begin, stop, from, to);
 #endif
   for (int i = 0; i < r.heads * rows; i++)
     soften(c, r.scores + size_t(i) * SPLIT, key, from, to, r.position(i % rows / c.group), r.most[i], r.total[i]);
   std::memset(r.acc, 0, size_t(r.heads) * rows * c.padded * 4);
+  if (T != KV_F32 && are_many(c, r)) return values_widened<T>(c, r, key, begin, stop);
   for (int block = begin / PAGE; block * PAGE < stop; block++)
     for (int h = r.head; h < r.head + r.heads; h++) {
       const Part part = part_of(block, begin, stop);

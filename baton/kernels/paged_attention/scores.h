@@ -1,6 +1,6 @@
 // The scores of a tile of keys: K transposed so that keys lie in lanes, then q · k for every row. Included by key_splits.h alone.
 #pragma once
-#include "amx_scores.h"
+#include "amx/scores.h"
 
 namespace baton {
 namespace {

@@ -16,7 +16,8 @@ constexpr int SPLIT = 256;
 #endif
 constexpr int TILE = 32;       // keys scored together
 constexpr int FEW_QUERIES = 4;   // up to this many, a sequence's splits are spread over threads
-constexpr int CHUNK_ROWS = 48;   // query rows (queries x group) of a KV head that a chunk's task takes
+// Query rows (queries x group) of a KV head that a chunk's task takes: what is made of its keys and values serves all of them.
+constexpr int CHUNK_ROWS = 96, FEWER_ROWS = 48;
 constexpr int AHEAD = TILE / PAGE;  // pages whose bytes are fetched before they are needed
 // Rows (of vectors, for values) whose sums are in registers together: of 32 registers, or of AVX2's 16, two to a vector.
 constexpr int SCORE_ROWS = BATON_AVX512 ? 8 : 3, VALUE_ROWS = BATON_AVX512 ? 6 : 3, VALUE_VECTORS = BATON_AVX512 ? 4 : 2;
@@ -42,10 +43,10 @@ struct Next {
 struct Rows {
   const AttentionItem* item;
   int query, queries, head, heads;  // heads: KV heads
-  float *q, *scores, *acc, *most, *total, *transposed, *scales, *steps;
-  int32_t *high, *low;  // q in two parts, see words.h
+  float *q, *scores, *acc, *most, *total, *transposed, *scales, *steps, *wide;
+  int32_t *high, *low;  // q in words, see words.h
   int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, with low, and with 256 high + low
-  uint8_t *weight_high, *weight_low;  // a split's weights in 16 bits, see weights.h
+  uint8_t *weight_high, *weight_low;  // a split's weights: in 16 bits, see weights.h, or high alone as bf16
   float* weight_steps;
   int32_t* sums;        // of values by those
   char *values, *products;  // for AMX tiles: a split's values of one head, and what a block of products comes to
@@ -69,6 +70,11 @@ inline bool is_near(const Call& c, const Rows& r) {
   return BATON_AVX512 && c.kv.type == KV_INT8 && r.rows(c) <= NEAR_ROWS && c.kv.head_dim <= 256;  // whose sums fit 32 bits
 }
 
+// Whether values are laid out once for all rows of a task, as floats or as pairs of bf16, and of how many pages at once: some 16 KiB
+// of words.
+inline bool are_many(const Call& c, const Rows& r) { return r.rows(c) >= 2 * VALUE_ROWS; }
+inline int wide_pages(const Call& c) { return c.padded <= 64 ? 4 : c.padded <= 128 ? 2 : 1; }
+
 // What AMX tiles read and write beside a row's own: the last tile of rows may pass the last row.
 constexpr int PAST_ROWS = BATON_AMX ? 16 : 0;
 
@@ -81,19 +87,18 @@ size_t carve(Rows& r, const Call& c, char* at) {
   };
   take(r.q, rows * d), take(r.scores, rows * SPLIT), take(r.acc, rows * c.padded);
   take(r.most, rows), take(r.total, rows), take(r.transposed, (d + LANES) * TILE);
+  take(r.wide, are_many(c, r) ? size_t(wide_pages(c)) * PAGE * c.padded : 0);
   if ((!BATON_AVX512 && !BATON_AMX) || (c.kv.type != KV_INT8 && c.kv.type != KV_BF16)) return used;
   float *high, *low, *offsets, *weight_high, *weight_low, *sums, *values, *products;
   const size_t bytes = c.kv.type == KV_INT8 ? 1 : 2, past = rows + PAST_ROWS, words = past * size_t(part_words(c, int(bytes)));
-  take(high, words), take(low, words);
+  take(high, words), take(low, bytes == 1 ? words : 0);
   r.high = (int32_t*)high, r.low = (int32_t*)low;
   if (BATON_AMX) {
     take(values, (d + 31) / 32 * 32 * SPLIT * bytes / 4), take(products, 4 * 16 * 16);
     r.values = (char*)values, r.products = (char*)products;
   }
-  if (BATON_AMX || c.kv.type == KV_INT8) {
-    take(weight_high, past * SPLIT * bytes / 4), take(weight_low, past * SPLIT * bytes / 4);
-    r.weight_high = (uint8_t*)weight_high, r.weight_low = (uint8_t*)weight_low;
-  }
+  take(weight_high, past * SPLIT * bytes / 4), take(weight_low, bytes == 1 ? past * SPLIT / 4 : 0);
+  r.weight_high = (uint8_t*)weight_high, r.weight_low = (uint8_t*)weight_low;
   if (c.kv.type != KV_INT8) return used;
   take(r.steps, rows), take(offsets, 3 * rows), take(r.scales, SPLIT), take(r.weight_steps, rows);
   take(sums, rows * ((d + 63) / 64) * 128);

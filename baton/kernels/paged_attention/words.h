@@ -1,8 +1,8 @@
 // K as words, with AVX-512: four int8 or two bf16 of a key in 32 bits, keys in lanes, which meet as many of q at once. Knows
 // nothing of values. Included by scores.h alone.
 //
-// q is taken apart so that nothing of it is lost beside K's own precision: into 15 bits beside int8 (the sums are exact), into
-// two bf16, 16 bits together, beside bf16.
+// Beside bf16 keys q is rounded as they are, to bf16. Beside int8 keys it is taken apart into 15 bits, of which nothing is lost
+// beside K's own precision; the sums are exact.
 #pragma once
 #include "task_rows.h"
 
@@ -14,10 +14,16 @@ constexpr bool in_words() {
   return BATON_AVX512 && (T == KV_INT8 || T == KV_BF16);
 }
 
-// Whether q is taken apart.
+// Whether q and weights are rounded to what meets such keys and values in words.
 template <int T>
 constexpr bool in_parts() {
   return (BATON_AVX512 || BATON_AMX) && (T == KV_INT8 || T == KV_BF16);
+}
+
+// Words of q, and of weights, that meet one of keys or values: a high and a low one, or one.
+template <int T>
+constexpr int parts() {
+  return T == KV_INT8 ? 2 : 1;
 }
 
 #if BATON_AVX512
@@ -55,16 +61,19 @@ void split_into_bytes(const float* q, int d, int8_t* high, int8_t* low, float& s
   offsets[2] = int32_t(256u * uint32_t(offsets[0]) + uint32_t(offsets[1]));
 }
 
-// A row of q as high + low, both bf16.
-void split_into_pairs(const float* q, int d, bf16* high, bf16* low) {
+// A row of q as bf16.
+void round_into_pairs(const float* q, int d, bf16* to) {
   for (int k = 0; k < d; k += LANES) {
     const int n = d - k < LANES ? d - k : LANES;
-    const __m512 x = (__m512)load_part(q + k, n);
-    const __m256i up = (__m256i)_mm512_cvtneps_pbh(x);
-    const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(up), 16)));
-    const __m256i down = (__m256i)_mm512_cvtneps_pbh(rest);
-    store_halves(high + k, up, n), store_halves(low + k, down, n);
+    store_halves(to + k, (__m256i)_mm512_cvtneps_pbh((__m512)load_part(q + k, n)), n);
   }
+}
+
+// Stores sixteen numbers as bf16, and returns them as they are then.
+BATON_INLINE vf store_rounded(vf x, bf16* to) {
+  const __m256i halves = (__m256i)_mm512_cvtneps_pbh((__m512)x);
+  _mm256_storeu_si256((__m256i*)to, halves);
+  return (vf)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
 #elif BATON_AMX
@@ -81,8 +90,15 @@ void split_into_bytes(const float* q, int d, int8_t* high, int8_t* low, float& s
   }
 }
 
-void split_into_pairs(const float* q, int d, bf16* high, bf16* low) {
-  for (int k = 0; k < d; k++) high[k] = to_bf16(q[k]), low[k] = to_bf16(q[k] - from_bf16(high[k]));
+void round_into_pairs(const float* q, int d, bf16* to) {
+  for (int k = 0; k < d; k++) to[k] = to_bf16(q[k]);
+}
+
+BATON_INLINE vf store_rounded(vf x, bf16* to) {
+  float each[LANES];
+  store(each, x);
+  for (int i = 0; i < LANES; i++) to[i] = to_bf16(each[i]), each[i] = from_bf16(to[i]);
+  return load(each);
 }
 
 #endif
@@ -92,13 +108,14 @@ template <int T>
 void split_queries(const Call& c, Rows& r) {
   const int d = c.kv.head_dim, words = part_words(c, kv_bytes<T>());
   const size_t rows = size_t(r.heads) * r.rows(c);
-  std::memset(r.high, 0, rows * words * 4), std::memset(r.low, 0, rows * words * 4);
+  std::memset(r.high, 0, rows * words * 4);
+  if constexpr (parts<T>() == 2) std::memset(r.low, 0, rows * words * 4);
   for (size_t i = 0; i < rows; i++) {
-    int32_t *high = r.high + i * words, *low = r.low + i * words;
+    int32_t* high = r.high + i * words;
     if constexpr (T == KV_INT8)
-      split_into_bytes(r.q + i * d, d, (int8_t*)high, (int8_t*)low, r.steps[i], r.offsets + 3 * i);
+      split_into_bytes(r.q + i * d, d, (int8_t*)high, (int8_t*)(r.low + i * words), r.steps[i], r.offsets + 3 * i);
     else
-      split_into_pairs(r.q + i * d, d, (bf16*)high, (bf16*)low);
+      round_into_pairs(r.q + i * d, d, (bf16*)high);
   }
 }
 
@@ -136,7 +153,8 @@ void transpose_words(const Call& c, const char* keys, int head, int32_t* transpo
 BATON_INLINE void dot(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 BATON_INLINE void dot_pairs(__m512i& acc, __m512i w, __m512i x) { asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 
-// Rows of q, `count` words each, and what is fetched beside their products, of each of a tile's pages.
+// Rows of q, `count` words each, and what is fetched beside their products, of each of a tile's pages. Low words, offsets and steps
+// are of int8 alone.
 struct Words {
   const int32_t *high, *low, *offsets;
   const float* steps;
@@ -151,7 +169,7 @@ struct Words {
 // A row's products with sixteen keys, its high and its low words apart.
 template <int T>
 BATON_INLINE vf joined(const Words& q, int row, __m512i up, __m512i down) {
-  if constexpr (T == KV_BF16) return (vf)_mm512_castsi512_ps(up) + (vf)_mm512_castsi512_ps(down);
+  if constexpr (T == KV_BF16) return (vf)_mm512_castsi512_ps(up);
   return fma(to_float((vi)up), splat(256.0f), to_float((vi)down)) * splat(q.steps[row]);
 }
 
@@ -168,13 +186,13 @@ void score_words(const int32_t* transposed, const Words& q, const vf (&scales)[2
   const auto word = [&](int w) BATON_LAMBDA {
     const __m512i keys[2] = {_mm512_loadu_si512(transposed + w * TILE), _mm512_loadu_si512(transposed + w * TILE + LANES)};
     unroll<R>([&](auto r) BATON_LAMBDA {
-      const __m512i x = _mm512_set1_epi32(high[r * count + w]), y = _mm512_set1_epi32(low[r * count + w]);
-      unroll<2>([&](auto half) BATON_LAMBDA {
-        if constexpr (T == KV_INT8)
-          dot(up[r][half], keys[half], x), dot(down[r][half], keys[half], y);
-        else
-          dot_pairs(up[r][half], keys[half], x), dot_pairs(down[r][half], keys[half], y);
-      });
+      const __m512i x = _mm512_set1_epi32(high[r * count + w]);
+      if constexpr (T == KV_BF16) {
+        dot_pairs(up[r][0], keys[0], x), dot_pairs(up[r][1], keys[1], x);
+      } else {
+        const __m512i y = _mm512_set1_epi32(low[r * count + w]);
+        unroll<2>([&](auto half) BATON_LAMBDA { dot(up[r][half], keys[half], x), dot(down[r][half], keys[half], y); });
+      }
     });
   };
   int w = 0;
@@ -198,7 +216,7 @@ void score_words(const int32_t* transposed, const Words& q, const vf (&scales)[2
   });
 }
 
-template <int T, int R = 4, bool FETCH = true>
+template <int T, int R = 8 / parts<T>(), bool FETCH = true>
 void score_word_rows(int rows, const int32_t* transposed, const Words& q, const vf (&scales)[2], float* scores) {
   if constexpr (R > 0) {
     if (rows < R) return score_word_rows<T, R - 1, FETCH>(rows, transposed, q, scales, scores);

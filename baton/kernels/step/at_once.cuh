@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "../cuda/runtime.cuh"
-#include "../megakernel/mega.h"
+#include "../megakernel/branches.cuh"
 
 namespace baton {
 
@@ -27,7 +27,9 @@ class AtOnce {
   }
 
   // All ops but the head.
-  int run(const Model& model, const Step& step, void* stream) const { return baton_megakernel(&model, &step, layers_.at, 0, stream); }
+  int run(const Model& model, const Step& step, const Branches& branches, void* stream) const {
+    return baton_megakernel_branches(&model, &step, &branches, layers_.at, 0, stream);
+  }
 
  private:
   Room layers_;

@@ -4,6 +4,7 @@
 // serves any batch of its sizes.
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
+#include "../rope_append/branches.cuh"
 #include "card_rank.h"
 #include "fused.cuh"
 #include "ops.cuh"
@@ -84,9 +85,11 @@ struct Adapters {
 
 class Run {
  public:
-  // `rank`: of one of several, whose program the model is; else null.
-  Run(const Model& model, const Step& step, const Adapters& adapters, const CardRank* rank, int32_t to, void* stream)
-      : m_(model), s_(step), a_(adapters), r_(rank), fused_(model, step.rows, to), stream_(stream) {}
+  // `few`: the step's items without the queries of those that prompt attention takes; null: it takes none. `rank`: of one of
+  // several, whose program the model is; else null.
+  Run(const Model& model, const Step& step, const Adapters& adapters, const Branches& branches, const AttentionItem* few,
+      const CardRank* rank, int32_t to, void* stream)
+      : m_(model), s_(step), a_(adapters), b_(branches), few_(few), r_(rank), fused_(model, step.rows, to), stream_(stream) {}
 
   // Op `i`, and those behind it that its launch does as well: `i` goes to the last of them.
   int op(int32_t& i) {
@@ -175,8 +178,20 @@ class Run {
 
   int rope_append(const Op& o) const {
     const PagedKv pages = kv(o);
-    return baton_rope_append(&pages, s_.items, s_.item_count, m_.heads, s_.angles, s_.angles_stride, o.q_norm, o.k_norm, o.eps,
-                             at(o.in), stream_);
+#if defined(BATON_MUTATION_CUDA_STEP_BRANCH_ORDER)
+    if (b_.count) branch(pages);
+    const Branches b_{};
+#endif
+    const int wrong = baton_rope_append(&pages, s_.items, s_.item_count, m_.heads, s_.angles, s_.angles_stride, o.q_norm, o.k_norm,
+                                        o.eps, at(o.in), stream_);
+    return wrong || !b_.count ? wrong : branch(pages);
+  }
+
+  int branch(const PagedKv& pages) const {
+    const int32_t element = pages.type == KV_F32 ? 4 : pages.type == KV_BF16 ? 2 : 1, scales = element == 1 ? m_.kv_heads * 4 : 0;
+    const int32_t bytes = m_.kv_heads * m_.head_dim * element;
+    const HeadRows in{pages.pages + pages.layer_offset, pages.page_bytes, s_.layer_bytes / 2, bytes, 0, scales, 0};
+    return BATON_LAUNCH_PDL(begin_branches, dim3(unsigned(processors())), dim3(BRANCH_THREADS), 0, stream_, in, 2, bytes, scales, b_);
   }
 
   int attention(const Op& o) const {
@@ -184,8 +199,11 @@ class Run {
     if (s_.group_count && !o.window)
       return baton_cascade_attention(&pages, s_.items, s_.item_count, s_.groups, s_.group_count, m_.heads, m_.scale, at(o.in),
                                      width(o.in), s_.rows, at(o.out), width(o.out), stream_);
-    return baton_paged_attention(&pages, s_.items, s_.item_count, m_.heads, o.window, m_.scale, at(o.in), width(o.in), at(o.out),
-                                 width(o.out), stream_);
+    const int wrong = baton_paged_attention(&pages, few_ ? few_ : s_.items, s_.item_count, m_.heads, o.window, m_.scale, at(o.in),
+                                            width(o.in), at(o.out), width(o.out), stream_);
+    if (wrong || !few_) return wrong;
+    return baton_prompt_attention(&pages, s_.items, s_.item_count, m_.heads, o.window, m_.scale, at(o.in), width(o.in), at(o.out),
+                                  width(o.out), stream_);
   }
 
   // Only the sampled rows are normed and projected.
@@ -216,6 +234,8 @@ class Run {
   const Model& m_;
   const Step& s_;
   const Adapters& a_;
+  const Branches b_;
+  const AttentionItem* few_;
   const CardRank* r_;
   const Fused fused_;
   void* stream_;
@@ -224,9 +244,9 @@ class Run {
 
 // Ops from … to - 1; `appended` is told of each layer whose keys and values are on their way into the pages.
 template <class Appended>
-int run_ops(const Model& model, const Step& step, const Adapters& adapters, const CardRank* rank, int32_t from, int32_t to, void* stream,
-            const Appended& appended) {
-  Run run(model, step, adapters, rank, to, stream);
+int run_ops(const Model& model, const Step& step, const Adapters& adapters, const Branches& branches, const AttentionItem* few,
+            const CardRank* rank, int32_t from, int32_t to, void* stream, const Appended& appended) {
+  Run run(model, step, adapters, branches, few, rank, to, stream);
   for (int32_t i = from; i < to; i++) {
     if (const int wrong = run.op(i)) return wrong;
     if (model.ops[i].kind != OP_ROPE_APPEND) continue;
@@ -240,7 +260,7 @@ int run_ops(const Model& model, const Step& step, const Adapters& adapters, cons
 
 // Ops from … to - 1 as launches, neighbours in one where fused.cuh allows it. The first that fails ends it. No row has an adapter.
 BATON_API int baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to, void* stream) {
-  return baton::run_ops(*model, *step, {}, nullptr, from, to, stream, [](int32_t) { return 0; });
+  return baton::run_ops(*model, *step, {}, {}, nullptr, nullptr, from, to, stream, [](int32_t) { return 0; });
 }
 
 #include "session.cuh"

@@ -54,7 +54,7 @@ void show_plan(Ranks& r, int64_t bytes) {
 }
 
 void show_kv(Ranks& r, const PagedKv& kv, const AttentionItem* items, int32_t count) {
-  const Hosts to = r.deal == BY_ROWS ? other_hosts(r.group) : lead_host(r);
+  const Hosts to = r.deal == BY_ROWS || r.crosses ? other_hosts(r.group) : lead_host(r);
   if (!to) return;
   for_each_page(items, count, [&](int32_t page, int64_t begin, int64_t end) { show_page(r, to, kv, page, begin, end); });
 }

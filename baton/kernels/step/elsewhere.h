@@ -14,7 +14,7 @@ Hosts lead_host(const Ranks& ranks);
 
 // The plan's numbers and `bytes` of its arrays, to all hosts.
 void show_plan(Ranks& ranks, int64_t bytes);
-// What the rank's own heads of these items' rows have in a layer: to the lead, and by rows to all who attend to them.
+// What the rank's own heads of these items' rows have in a layer: to the lead, and by rows or where stages cross to all hosts.
 void show_kv(Ranks& ranks, const PagedKv& kv, const AttentionItem* items, int32_t count);
 // The latents of these items' rows in a layer, which every rank of a stage keeps: to the lead.
 void show_latents(Ranks& ranks, const LatentAttention& op, const char* pages, int64_t page_bytes, const AttentionItem* items, int32_t count);

@@ -4,6 +4,7 @@
 #include "../collective/exchange.h"
 #include "../lora/rows.cuh"
 #include "../moe/adapted.h"
+#include "../prompt_attention/prompt.h"
 #include "step.h"
 
 BATON_API int baton_embedding(const int32_t* tokens, int64_t rows, const void* table, int32_t dtype, int64_t hidden, float* out,

@@ -1,33 +1,11 @@
 // Rows of KV between pages that have all heads of a model and pages that have a rank's alone, either way. Knows nothing of steps.
 #pragma once
-#include "../cuda/device.cuh"
+#include "../rope_append/head_rows.cuh"
 
 namespace baton {
 namespace {
 
 constexpr int HEADS_THREADS = 256, HEADS_WARPS = HEADS_THREADS / 32, HEADS_PER_DEVICE = 2;
-
-// Where a token's row of a plane lies: `row_bytes` per token, the heads at `row_at` of it; its scales behind the plane's elements.
-struct HeadRows {
-  char* at;
-  int64_t page_bytes, plane_bytes;
-  int32_t row_bytes, row_at, scale_bytes, scale_at;
-
-  __device__ __forceinline__ char* row(int32_t slot, int64_t plane) const {
-    return plane_of(slot, plane) + int64_t(slot % PAGE) * row_bytes + row_at;
-  }
-  __device__ __forceinline__ char* scale(int32_t slot, int64_t plane) const {
-    return plane_of(slot, plane) + PAGE * int64_t(row_bytes) + slot % PAGE * scale_bytes + scale_at;
-  }
-  __device__ __forceinline__ char* plane_of(int32_t slot, int64_t plane) const {
-    return at + int64_t(slot / PAGE) * page_bytes + plane * plane_bytes;
-  }
-};
-
-template <class V>
-__device__ __forceinline__ void copy_words(char* to, const char* from, int bytes) {
-  for (int i = int(threadIdx.x) % 32; i < bytes / int(sizeof(V)); i += 32) reinterpret_cast<V*>(to)[i] = reinterpret_cast<const V*>(from)[i];
-}
 
 // `rows` slots, page * 16 + token each, negative ones left out; a warp to a (row, plane). `bytes` are of the rank's heads in a row.
 __global__ void __launch_bounds__(HEADS_THREADS)

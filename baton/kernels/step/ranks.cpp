@@ -51,10 +51,10 @@ struct Arrays {
 };
 
 // Floats per row of the registers that are the rank's alone.
-int64_t own_floats(const Model& m, const Ranks& r) {
+int64_t own_floats(const Model& m, const int32_t* is_shared) {
   int64_t found = 0;
   for (int32_t i = 0; i < m.registers; i++)
-    if (!r.is_shared[i]) found += m.widths[i];
+    if (!is_shared[i]) found += m.widths[i];
   return found;
 }
 
@@ -78,7 +78,7 @@ void publish(const Step& s, const int32_t* table, int64_t table_count, const Dea
   if (deal.brought_count) std::memcpy(to.brought, deal.brought, size_t(deal.brought_count) * 4);
   plan.brought_count = deal.brought_count, plan.positions = deal.positions;
   plan.order = ORDER_STEP, plan.parts = deal.parts, plan.keeps = deal.keeps, plan.adapted = deal.adapters != nullptr;
-  plan.swapped = deal.swapped;
+  plan.swapped = deal.swapped, plan.spares = deal.spares;
   plan.table_count = table_count, plan.item_count = s.item_count, plan.sampled_count = s.sampled_count, plan.kv_type = s.kv_type;
 }
 
@@ -138,7 +138,7 @@ Step plan_of(const Ranks& r, Room& room) {
 
 Step step_of(const Model& m, const Ranks& r, Room& room) {
   Step s = plan_of(r, room);
-  s.arena = room.reach(r.plan->rows * own_floats(m, r));
+  s.arena = room.reach(r.plan->rows * own_floats(m, r.is_shared));
   return s;
 }
 
@@ -173,16 +173,42 @@ class Tabled {
   std::vector<AttentionItem> items_;
 };
 
-// Runs the rank's ops over `tabled`, whose logits go to `wanted` places.
-int32_t run_ops(const Model& model, Tabled& tabled, Run& run, const Ranks& ranks, const int32_t* wanted) {
+// Runs the rank's ops `from` … `to` - 1 over `tabled`, whose logits go to `wanted` places.
+int32_t run_range(const Model& model, Tabled& tabled, Run& run, const int32_t* wanted, int64_t from, int64_t to) {
   const Step& step = tabled.step();
-  for (const Op* op = model.ops; op < model.ops + ranks.op_count; op++) {
+  for (const Op* op = model.ops + from; op < model.ops + to; op++) {
     tabled.turn_to(op - model.ops);
     if (is_head(*op)) run.own_logits(*op, wanted);
     else if (step.rows || is_everybodys(*op)) run.op(*op);
     if (run.lost()) return run.lost();
   }
   return 0;
+}
+
+// Runs the last ops for the rows of `step` alone whose results are read, behind `whole`, which has run the others for all rows. Of
+// ranks that share rows, `all` is the step of all of them, and `numbers` are those of `step`'s rows in it.
+int32_t run_last(const Model& model, const Step& step, const Run& whole, Ranks& r, const int32_t* wanted, const Step* all,
+                 const int32_t* numbers) {
+  static thread_local Room room;
+  const LastRows last(step);
+  const std::vector<int32_t> everyones = all ? read_rows(all->sampled, all->sampled_count) : last.rows;
+  if (everyones.empty()) return 0;
+  std::vector<int32_t> among;
+  for (size_t i = 0; i < last.rows.size() && all; i++) among.push_back(place_among(everyones, numbers[last.rows[i]]));
+  float* arena = room.reach(int64_t(last.rows.size()) * own_floats(model, r.last.is_shared));
+  Tabled tabled(last.step(step, arena), r);
+  const SharedRows shared{r.last.is_shared, int64_t(everyones.size()), r.plan->rows * (r.shared_floats + r.carried_floats)};
+  Run run(model, tabled.step(), &r, all ? among.data() : nullptr, shared);
+  whole.copy(r.last.registers, r.last.count, last.rows, run);
+  return run_range(model, tabled, run, wanted, r.last.begin, r.op_count);
+}
+
+// Runs the rank's ops over `tabled`, which is `step`, as `run`; what else there is: `run_last`.
+int32_t run_ops(const Model& model, const Step& step, Tabled& tabled, Run& run, Ranks& r, const int32_t* wanted,
+                const Step* all = nullptr, const int32_t* numbers = nullptr) {
+  const bool spares = r.plan->spares && r.last.begin < r.op_count;
+  if (const int32_t lost = run_range(model, tabled, run, wanted, 0, spares ? r.last.begin : r.op_count)) return lost;
+  return spares ? run_last(model, step, run, r, wanted, all, numbers) : 0;
 }
 
 // The adapters of `count` items in `to`, where ops read them while this lives.
@@ -211,24 +237,33 @@ class Adapted {
   std::vector<std::vector<int32_t>> rows_;
 };
 
+// Returns when the stage before the one of rank `first`, or where stages cross every rank of all before it, has handed on one more
+// part: 0, or who is lost.
+int32_t await_earlier(Ranks& r, int32_t first) {
+  ++r.taken;
+  for (int32_t rank = r.crosses ? 0 : first - r.columns; rank < first; rank += r.crosses ? 1 : r.columns)
+    if (const int32_t lost = await(r.group, r.plan->handed[rank], r.taken, rank)) return lost;
+  return 0;
+}
+
 // One part of a step, from the stage before this one to the one behind it. Of a stage's ranks the first one tells the next stage.
 int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks& r) {
   const bool staged = r.deal == BY_LAYERS, speaks = !staged || r.group.rank % r.columns == 0;
-  const int32_t first = r.group.rank / r.columns * r.columns, before = first - r.columns;
-  Seat* handed = r.plan->handed;
+  const int32_t first = r.group.rank / r.columns * r.columns, next = first + r.columns;
   if (staged && first)
-    if (const int32_t lost = await(r.group, handed[before], ++r.taken, before)) return lost;
-  Tabled tabled(part.step(whole), r);
-  const Step& own = tabled.step();
-  Run run(model, own, &r, staged ? nullptr : part.rows.data());
+    if (const int32_t lost = await_earlier(r, first)) return lost;
+  const Step own = part.step(whole);
+  Tabled tabled(own, r);
+  Run run(model, tabled.step(), &r, staged ? nullptr : part.rows.data());
   run.take(r.in, part.rows.data());
   const Adapted adapted = part.adapters.empty() ? Adapted(*r.lora) : Adapted(*r.lora, r, own.items, part.adapters.data(), own.item_count);
-  if (const int32_t lost = run_ops(model, tabled, run, r, part.wanted.data())) return lost;
-  const bool hands_on = staged && first + r.columns < r.group.count;
+  if (const int32_t lost = run_ops(model, own, tabled, run, r, part.wanted.data(), staged ? nullptr : &whole, part.rows.data())) return lost;
+  const bool hands_on = staged && next < r.group.count;
   if (speaks && (hands_on || r.plan->keeps)) run.hand_on(r.out, part.rows.data(), hands_on ? next_hosts(r) : lead_host(r));
-  if (speaks && hands_on) {
-    arrive(handed[r.group.rank], ++r.given);
-    raise_elsewhere(r.group, next_hosts(r), handed[r.group.rank].arrived, r.given);
+  if (hands_on && (speaks || r.crosses)) {
+    Seat& handed = r.plan->handed[r.group.rank];
+    arrive(handed, ++r.given);
+    raise_elsewhere(r.group, r.crosses ? hosts_of(r.group, next, r.group.count - next) : next_hosts(r), handed.arrived, r.given);
   }
   return staged ? meet_stage(r) : 0;  // the next part goes where this one's registers are read
 }
@@ -261,7 +296,7 @@ int32_t run_own(const Model& model, const Step& step, Ranks& r) {
     const Adapted adapted = adapters ? Adapted(*r.lora, r, step.items, adapters, step.item_count) : Adapted(*r.lora);
     Tabled tabled(step, r);
     Run run(model, tabled.step(), &r);
-    if (const int32_t lost = run_ops(model, tabled, run, r, nullptr)) return lost;
+    if (const int32_t lost = run_ops(model, step, tabled, run, r, nullptr)) return lost;
     return leave_step(r, step.item_count);
   }
   const int32_t rank = r.group.rank, staged = r.deal == BY_LAYERS;

@@ -17,6 +17,12 @@
 //
 // Between a read of a shared register and its next writing lies a meeting for another register: whoever splits a program
 // sees to that (engine/program/ranks.py).
+//
+// Where a stage's layers read keys and values that earlier stages wrote (`crosses`), every rank of these says that its part is done, to
+// all stages behind it, and shows the keys and values to every host before.
+//
+// The ops behind the last one that stores anything run for the rows alone whose results are read, where the plan says so (`spares`):
+// with registers of their own, those that ranks fill together behind all others in the shared memory.
 #pragma once
 #include "../abi/heads.h"
 #include "../abi/states.h"
@@ -51,11 +57,12 @@ struct RankExperts {
 enum DealKind : int32_t { BY_COLUMNS, BY_ROWS, BY_LAYERS };
 
 // How a step's items are dealt: by rows, `owners` are ranks; by layers, parts of the step, 0 … `parts` - 1. `keeps`: the last
-// registers of all rows stay where the lead reads them. `swapped`: states before the step are in the second room.
+// registers of all rows stay where the lead reads them. `swapped`: states before the step are in the second room. `spares`: the last
+// ops leave out rows that nobody reads.
 struct Deal {
   const int32_t* owners;    // per item; null by columns
   const int32_t* adapters;  // per item the number of its adapter, -1 for none; null where no item has one
-  int32_t parts, keeps, swapped, pad;
+  int32_t parts, keeps, swapped, spares;
   const int32_t* brought;   // of ranks on cards: pages that every card copies from the host before the step
   int64_t brought_count, positions;  // and for how many positions there are rotary angles
 };
@@ -68,8 +75,8 @@ struct PlanPage {
   std::atomic<uint32_t> sleepers;
   alignas(64) int64_t rows;
   int64_t page_bytes, layer_bytes, angles_stride, table_count, brought_count, positions;
-  int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, swapped;
-  Seat handed[MOST_RANKS];   // parts that each stage, by its first rank, has handed to the next, ever
+  int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, swapped, spares, pad;
+  Seat handed[MOST_RANKS];   // parts that each stage, by its first rank, has handed to the next, ever; where stages cross, by every rank
   Seat columns[MOST_RANKS];  // where the ranks of one stage meet
   std::atomic<int64_t> rank_rows[MOST_RANKS];  // that each rank's experts computed in all layers, ever
   std::atomic<int64_t> expert_rows[MOST_EXPERT_LAYERS * MOST_EXPERTS];  // that went to each expert of each layer, ever
@@ -106,6 +113,14 @@ struct SharedStates {
   char* after(int32_t swapped) const { return rooms[1 - swapped]; }
 };
 
+// The rank's ops from `begin` on, which store nothing that later tokens need. `registers` are those of its own that they read before
+// they write them; what ranks have filled together is among them, and by `is_shared` each rank's own from here on.
+struct LastOps {
+  const int32_t *registers, *is_shared;
+  int64_t begin;
+  int32_t count, pad;
+};
+
 // One rank's view.
 struct Ranks {
   Group group;
@@ -133,6 +148,8 @@ struct Ranks {
   const int32_t* op_tables;   // per op: the page table that it reads or writes; null where items have one
   int64_t page_tables;        // of an item: all have entries for the same blocks, and those of a step lie table by table
   SharedStates states;        // all zeros where there are none
+  int64_t crosses;            // whether a stage reads keys and values that an earlier one wrote
+  LastOps last;               // begins behind all ops where rows are never left out
 };
 
 // Returns when every rank of this one's stage has come as often as this one: 0, or who is lost.

@@ -23,12 +23,23 @@
 namespace baton {
 namespace {
 
+// The registers that ranks fill together: which they are, how many rows they have, and where they begin in the shared memory.
+struct SharedRows {
+  const int32_t* is_shared;
+  int64_t rows, begin;
+};
+
 class Run {
  public:
+  Run(const Model& model, const Step& step) : Run(model, step, nullptr, nullptr, {nullptr, step.rows, 0}) {}
+
   // `numbers`: of one of several ranks that share rows, the step's rows' numbers among those of all ranks.
-  explicit Run(const Model& model, const Step& step, Ranks* ranks = nullptr, const int32_t* numbers = nullptr)
-      : m_(model), s_(step), r_(ranks), numbers_(numbers), all_rows_(ranks ? ranks->plan->rows : step.rows) {
-    int64_t own = 0, shared = ranks ? ranks->first_shared * all_rows_ : 0;
+  Run(const Model& model, const Step& step, Ranks* ranks, const int32_t* numbers = nullptr)
+      : Run(model, step, ranks, numbers, {ranks->is_shared, ranks->plan->rows, 0}) {}
+
+  Run(const Model& model, const Step& step, Ranks* ranks, const int32_t* numbers, const SharedRows& of_all)
+      : m_(model), s_(step), r_(ranks), numbers_(numbers), is_shared_(of_all.is_shared), all_rows_(of_all.rows) {
+    int64_t own = 0, shared = ranks ? of_all.begin + ranks->first_shared * all_rows_ : 0;
     for (int32_t i = 0; i < m_.registers; i++) {
       starts_.push_back(is_shared(i) ? shared : own);
       if (is_shared(i)) shared += all_rows_ * m_.widths[i];
@@ -65,6 +76,15 @@ class Run {
     if (o.kind == OP_LM_HEAD_ADAPTED) adapted(o, choices.data());
     else head(o, o.kind == OP_LM_HEAD_CAPPED ? *(const float*)o.table : 0, choices.data());
     for (int32_t i = 0; i < s_.sampled_count; i++) show_logits(*r_, wanted ? wanted[i] : i);
+  }
+
+  // Copies the registers `which` of some rows to those of `to`, whose rows these are.
+  void copy(const int32_t* which, int32_t count, const std::vector<int32_t>& rows, const Run& to) const {
+    for (int32_t i = 0; i < count; i++) {
+      const int64_t n = width(which[i]);
+      for (size_t row = 0; row < rows.size(); row++)
+        std::memcpy(to.at(which[i]) + int64_t(row) * n, at(which[i]) + rows[row] * n, size_t(n) * 4);
+    }
   }
 
   // Copies registers of this step's rows from where those of all rows lie; `rows` are their numbers there.
@@ -135,8 +155,39 @@ class Run {
       case OP_DIVIDE: return divide(o, *(const Registers*)o.table);
       case OP_CONVOLVE:
         return baton_convolve((const ShortConvolution*)o.table, s_.items, s_.item_count, at(o.in), n, part(o), width(o.out));
-      default: return scan(o, *(const ScanOp*)o.table);
+      case OP_SELECTIVE_SCAN: return scan(o, *(const ScanOp*)o.table);
+      default: return stream(o);
     }
+  }
+
+  void stream(const Op& o) {
+    switch (o.kind) {
+      case OP_LAYER_INPUTS: return baton_layer_inputs((const LayerInputs*)o.table, s_.tokens, s_.rows, at(o.in), at(o.out));
+      case OP_GATE_INPUTS:
+        return baton_gate_inputs(at(o.in), s_.rows, width(o.in), at(o.delta), width(o.delta), o.layer, at(o.out));
+      case OP_SPARSEN: return baton_sparsen(at(o.in), s_.rows, width(o.in) / 2, o.eps, at(o.out));
+      case OP_MATCH_SIZE:
+        return baton_match_size(at(o.in), s_.rows, width(o.in), at(o.delta), width(o.delta), at(o.out));
+      case OP_SUM_ROWS: return sum_rows(o, *(const Registers*)o.table);
+      case OP_PREDICT_STREAMS: return baton_predict_streams((const StreamMix*)o.table, s_.rows, at(o.in), at(o.delta));
+      case OP_CORRECT_STREAMS:
+        return baton_correct_streams((const StreamMix*)o.table, s_.rows, at(o.in), at(o.delta), at(o.layer), at(o.out));
+      case OP_ADD_TO_EACH: return baton_add_to_each(at(o.delta), s_.rows, width(o.delta), at(o.in), width(o.in));
+      default: return rotate_queries(o);
+    }
+  }
+
+  void sum_rows(const Op& o, const Registers& of) const {
+    std::vector<const float*> each;
+    for (int64_t i = 0; i < of.count; i++) each.push_back(at(of.numbers[i]));
+    baton_sum_rows(each.data(), of.count, s_.rows * width(o.out), o.eps, at(o.out));
+  }
+
+  void rotate_queries(const Op& o) const {
+    float* q = copied(o);
+    const int64_t dim = m_.head_dim;
+    if (o.norm) baton_rms_norm(q, nullptr, o.norm, o.eps, s_.rows * m_.heads, dim, q);
+    baton_rotate_heads(s_.items, s_.item_count, m_.heads, dim, width(o.out), s_.angles + o.delta, s_.angles_stride, o.window, q);
   }
 
   // What an op changes in place: its result, with what it reads in it.
@@ -204,7 +255,7 @@ class Run {
     }
   }
 
-  bool is_shared(int32_t reg) const { return r_ && r_->is_shared[reg]; }
+  bool is_shared(int32_t reg) const { return is_shared_ && is_shared_[reg]; }
   float* at(int32_t reg) const { return (is_shared(reg) ? r_->registers : s_.arena) + starts_[size_t(reg)]; }
   int64_t width(int32_t reg) const { return m_.widths[reg]; }
 
@@ -355,7 +406,7 @@ class Run {
   const Model& m_;
   const Step& s_;
   Ranks* r_;
-  const int32_t* numbers_;
+  const int32_t *numbers_, *is_shared_;
   int64_t all_rows_;
   int32_t lost_ = 0;
   std::vector<int64_t> starts_;

@@ -5,7 +5,9 @@
 #include "../gated_delta/gated_delta.h"
 #include "../halve_heads/halve_heads.h"
 #include "../latent_attention/latent.h"
+#include "../layer_inputs/layer_inputs.h"
 #include "../layer_norm/layer_norm.h"
+#include "../predict_streams/streams.h"
 #include "../rope_append/rotate_heads.h"
 #include "../route/route.h"
 #include "../route_two/route_two.h"
@@ -36,6 +38,15 @@ enum SpanOpKind : int32_t {
   OP_DIVIDE,           // `in` to the Registers in `table`, side by side
   OP_CONVOLVE,         // the first columns of `in`
   OP_SELECTIVE_SCAN,   // `table`: ScanOp
+  OP_LAYER_INPUTS,     // `table`: LayerInputs
+  OP_GATE_INPUTS,      // by the columns of `delta` from `layer` on
+  OP_SPARSEN,          // `eps`: standard deviations
+  OP_MATCH_SIZE,       // the streams in `delta`, to the size of `in`
+  OP_SUM_ROWS,         // the Registers in `table`, times `eps`
+  OP_PREDICT_STREAMS,  // `in` is the first one, `delta` the others; `table`: StreamMix
+  OP_CORRECT_STREAMS,  // by `in`: the first one in `delta`, the others in `layer`
+  OP_ADD_TO_EACH,      // `delta` to each in `in`
+  OP_ROTATE_QUERIES,   // normed by `norm` unless null; `window` floats of a head, by angles `delta` floats into a position's
 };
 
 struct Registers {

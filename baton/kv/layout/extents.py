@@ -1,7 +1,8 @@
-"""Divides a page's bytes among senders on several hosts, each of which has some of its layers or heads. Torch-free.
+"""Divides a page's bytes among hosts of one worker, each of which has some of its layers or heads. Torch-free.
 
-Knows nothing of frames, leases or ranks. A sender's part is a list of extents, byte ranges of a page, so that it
-says all of a receiver's page whatever the dtype: a scaled dtype's scales are ranges like any others.
+Knows nothing of frames, leases or ranks. A host's part is a list of extents, byte ranges of a page, so that it
+says all of a receiver's page whatever the dtype: a scaled dtype's scales are ranges like any others. What one host
+of a sender brings to one host of a receiver is what their parts have in common.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from baton.protos.errors import LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, Extent, KvLayout, LayerGroup
 
 MOST_EXTENTS = 1 << 14  # of one part, so that a peer can't ask for work without end
+MOST_RECEIVERS = 64  # hosts of one worker that take a part each, for the same reason
 FIELD = "extents"
 
 Part = tuple[Extent, ...]
@@ -63,6 +65,53 @@ def _add(found: list[Extent], extent: Extent) -> None:
     found.append(extent)
 
 
+@functools.lru_cache(maxsize=256)
+def common(one: Part, other: Part, page_bytes: int) -> Part:
+    """Returns the bytes that are in both parts of a page of ``page_bytes``; () if there are none. Raises
+    LayoutMismatch for a part that isn't of such a page.
+    """
+    return _part(_mask(one, page_bytes) & _mask(other, page_bytes))
+
+
+@functools.lru_cache(maxsize=256)
+def without(part: Part, others: tuple[Part, ...], page_bytes: int) -> Part:
+    """Returns the bytes of ``part`` that are in none of the ``others``; () if there are none. Raises LayoutMismatch
+    for a part that isn't of such a page.
+    """
+    left = _mask(part, page_bytes)
+    for other in others:
+        left &= ~_mask(other, page_bytes)
+    return _part(left)
+
+
+def _mask(part: Part, page_bytes: int) -> np.ndarray:
+    """Returns whether each byte of a page is in ``part``, (page_bytes,) bool. Raises LayoutMismatch unless ``part``
+    lies within the page: it is written to.
+    """
+    _require_within(part, page_bytes)
+    found = np.zeros(page_bytes, bool)
+    for extent in part:
+        _rows(found, extent)[:] = True
+    return found
+
+
+def _part(mask: np.ndarray) -> Part:
+    """Returns the part of which ``mask`` says for each byte whether it is in it; as few extents as side by side
+    ranges of one size and distance allow.
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    starts, sizes = edges[::2].tolist(), (edges[1::2] - edges[::2]).tolist()
+    found, first = list[Extent](), 0
+    while first < len(starts):
+        end, size = first + 1, sizes[first]
+        stride = starts[end] - starts[first] if end < len(starts) and sizes[end] == size else 0
+        while stride and end < len(starts) and sizes[end] == size and starts[end] - starts[end - 1] == stride:
+            end += 1
+        found.append(Extent(starts[first], size, stride, end - first))
+        first = end
+    return tuple(found)
+
+
 def contiguous(page: memoryview, part: Sequence[Extent]) -> memoryview | None:
     """Returns the bytes of ``part`` in ``page`` as a view; None if they don't lie side by side."""
     if len(part) != 1 or part[0].count != 1:
@@ -107,19 +156,22 @@ def require_part(part: Part, page_bytes: int) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def require_whole(parts: tuple[Part, ...], page_bytes: int) -> None:
-    """Checks that ``parts`` together are every byte of a page of ``page_bytes``, once. Raises LayoutMismatch."""
+def require_whole(parts: tuple[Part, ...], page_bytes: int, wanted: Part = ()) -> None:
+    """Checks that ``parts`` together are every byte of ``wanted``, () for a page of ``page_bytes``, once. Raises
+    LayoutMismatch.
+    """
     require_apart(parts, page_bytes)
-    size = sum(map(part_bytes, parts))
-    if size != page_bytes:
-        raise LayoutMismatch(f"the parts of {len(parts)} senders have {size} bytes of {page_bytes}", FIELD)
+    size, most = sum(map(part_bytes, parts)), part_bytes(wanted) if wanted else page_bytes
+    if size != most or any(without(part, (wanted,), page_bytes) for part in parts if wanted):
+        raise LayoutMismatch(f"the parts of {len(parts)} senders have {size} bytes of {most}", FIELD)
 
 
 def require_apart(parts: Sequence[Part], page_bytes: int) -> None:
     """Checks that ``parts`` lie within a page of ``page_bytes`` and don't overlap. Raises LayoutMismatch."""
     for part in parts:
-        if not 0 < len(part) <= MOST_EXTENTS or not all(_lies_within(extent, page_bytes) for extent in part):
-            raise LayoutMismatch(f"a sender's part isn't of a page of {page_bytes} bytes", FIELD)
+        if not part:
+            raise LayoutMismatch(f"a part of a page of {page_bytes} bytes has none of them", FIELD)
+        _require_within(part, page_bytes)
     if sum(map(part_bytes, parts)) > page_bytes:  # before anything is counted byte by byte
         raise LayoutMismatch(f"the parts of {len(parts)} senders are more than a page", FIELD)
     taken = np.zeros(page_bytes, bool)
@@ -128,6 +180,11 @@ def require_apart(parts: Sequence[Part], page_bytes: int) -> None:
         if rows.any():
             raise LayoutMismatch(f"two parts of a page have byte {extent.at} or one behind it", FIELD)
         rows[:] = True
+
+
+def _require_within(part: Part, page_bytes: int) -> None:
+    if len(part) > MOST_EXTENTS or not all(_lies_within(extent, page_bytes) for extent in part):
+        raise LayoutMismatch(f"a part isn't of a page of {page_bytes} bytes, or in too many pieces", FIELD)
 
 
 def _lies_within(extent: Extent, page_bytes: int) -> bool:

@@ -1,7 +1,8 @@
 """Opens an engine's pages on its GPU, a mirror of the host's pages, in the I/O process. Torch-free.
 
 Knows nothing of who may write which page. Byte i of the host's pages corresponds to byte i of the mirror. Everyone
-else reads the host's pages: a block written to the mirror counts only after it was copied to the host's pages.
+else reads the host's pages: a block written to the mirror counts only after it was copied to the host's pages,
+unless the engine itself copies pages there when somebody is about to read them (``SharedPages.mirrored``).
 
 A page of the mirror may be *read* once the engine has said so (``ShipBlock.resident``), after the step that wrote
 the page's last rows, or copied the page to the GPU, has returned. A step returns when its CUDA stream is empty, and
@@ -26,10 +27,14 @@ log = logging.getLogger("baton.kv")
 
 
 class DevicePages:
-    """The mirror, at GPU address ``at``, of the host pages ``host``; ``copier`` copies to and from it."""
+    """The mirror, at GPU address ``at``, of the host pages ``host``; ``copier`` copies to and from it.
 
-    def __init__(self, cuda: Driver, made: Copier, at: int, host: memoryview) -> None:
+    Without ``mirrored`` what is written there is not copied to the host's pages.
+    """
+
+    def __init__(self, cuda: Driver, made: Copier, at: int, host: memoryview, mirrored: bool = True) -> None:
         self.cuda, self.copier, self.at, self.card = cuda, made, at, cuda.card
+        self._mirrored = mirrored
         self._host, self._size = copying.address(host), len(host)
 
     def twin(self, place: memoryview) -> int | None:
@@ -48,8 +53,10 @@ class DevicePages:
 
     def homes(self, places: Sequence[memoryview], twins: Sequence[int]) -> list[tuple[int, int, int]]:
         """Returns the copies (host address, GPU address, bytes) from ``twins`` to ``places``, with adjacent ones
-        merged.
+        merged; none if the host's pages get them on demand.
         """
+        if not self._mirrored:
+            return []
         joined: list[tuple[int, int, int]] = []
         for place, source in zip(places, twins, strict=True):
             to, size = copying.address(place), len(place)
@@ -82,11 +89,16 @@ def open_pages(shared: SharedPages, host: memoryview) -> DevicePages:
         )
     made = copier()
     at = cuda.open(shared.handle)
+    if shared.mirrored:
+        _pin(cuda, host)
+    return DevicePages(cuda, made, at, host, shared.mirrored)
+
+
+def _pin(cuda: Driver, host: memoryview) -> None:
     try:
         cuda.pin(host)
     except ConfigError as error:
         log.warning("the pages are not pinned, copies from the card wait for the host: %s", error.message)
-    return DevicePages(cuda, made, at, host)
 
 
 def opened_or_none(shared: SharedPages | None, host: memoryview) -> DevicePages | None:

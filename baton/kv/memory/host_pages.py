@@ -12,17 +12,20 @@ gives (``backing``) depends on the host and is never an error:
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 from pathlib import Path
 
+from baton.kv.memory import copying
 from baton.kv.memory.device_pages import DevicePages
 from baton.protos.errors import ConfigError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FLAGS = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 _KERNEL = Path("/sys/kernel/mm")
+_libc = ctypes.CDLL(None)
 
 TRANSPARENT, RESERVED, SMALL = "transparent huge pages", "reserved huge pages", "small pages"
 
@@ -46,13 +49,16 @@ class PageMemory:
         self._view = memoryview(self._map)[: pages * page_bytes]
 
     @classmethod
-    def create(cls, pages: int, page_bytes: int) -> PageMemory:
+    def create(cls, pages: int, page_bytes: int, sparse: bool = False) -> PageMemory:
         """Allocates new zeroed pages; physical memory is used when they are first accessed. Raises ConfigError if
         there would be no bytes.
+
+        ``sparse`` pages may be more than the host's memory, so no huge pages are reserved for them.
         """
         if pages < 1 or page_bytes < 1:
             raise ConfigError(f"at least one page of one byte is needed, not {pages} of {page_bytes}", "pages")
-        return cls._reserved(pages, page_bytes) or cls._made(pages, page_bytes)
+        reserved = None if sparse else cls._reserved(pages, page_bytes)
+        return reserved or cls._made(pages, page_bytes)
 
     @classmethod
     def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
@@ -118,6 +124,17 @@ class PageMemory:
         """Closes the descriptor of pages that are no longer referenced; the mapping ends by itself."""
         if getattr(self, "fd", -1) >= 0:
             os.close(self.fd)
+
+
+def drop_bytes(view: memoryview, begin: int, count: int) -> None:
+    """Gives back the physical memory of bytes ``begin`` … ``begin + count - 1`` of shared memory, which read as
+    zeros afterwards in every process. Parts of the kernel's pages at both ends stay, and so does memory that isn't
+    shared.
+    """
+    start = copying.address(view) + begin
+    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + count) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < end:
+        _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_REMOVE)
 
 
 def transparent(kernel: Path = _KERNEL) -> bool:

@@ -5,7 +5,7 @@ Knows nothing of who may get which page: the pool decides that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from baton.kv.pages.blocks import BlockIndex
 from baton.kv.pages.page_users import LeaseCounts
 from baton.kv.pages.supply import PageSupply
 from baton.kv.pages.window import first_seen, growth
+from baton.protos.nouns import EVERY_BLOCK
 
 LEAST_SLIDE = 4  # least blocks given back at once, because each time a new table is made
 
@@ -45,10 +46,10 @@ class LeasedPool(Protocol):
     def allocate(self, count: int, reserve: int = 0) -> list[int]:
         """Returns ``count`` pages, leaving ``reserve`` available. Raises PoolExhausted."""
 
-    def give_back(self, pages: list[int], hinted: bool = False) -> None:
+    def give_back(self, pages: list[int], hinted: Collection[int] = ()) -> None:
         """Takes one lease from each of ``pages``, which no other process accesses."""
 
-    def release(self, pages: list[int], hinted: bool = False) -> None:
+    def release(self, pages: list[int], hinted: Collection[int] = ()) -> None:
         """Takes the pages of a closed lease out of quarantine."""
 
     def close(self, lease: PageLease, held: bool) -> None:
@@ -63,9 +64,9 @@ class PageLease:
     ``window`` in tokens (0: none) ``slide`` gives back pages that are entirely outside of it. The blocks before the
     gap are always attended to. In ``pages`` the page after the gap stands in for those of the gap's blocks, so that
     no table contains a page of another lease.
-    ``hinted`` is set if the client means to use the blocks again, which makes their eviction less likely. ``hold``
-    says that another process may read or write the pages; until every hold is released, pages of a closed lease
-    stay in quarantine instead of being reused.
+    ``hinted_blocks`` is how many leading blocks the client means to use again, which makes their eviction less
+    likely. ``hold`` says that another process may read or write the pages; until every hold is released, pages of a
+    closed lease stay in quarantine instead of being reused.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class PageLease:
     ) -> None:
         self.pages = _stood_for(pages, gap)
         self.held, self.gap, self.window = held, gap, window
-        self.closed = self.hinted = False
+        self.closed, self.hinted_blocks = False, 0
         self._pool = pool
         self._holds = 0
         self._beside: list[int] = []  # pages of branches
@@ -94,6 +95,14 @@ class PageLease:
         """Returns the leased pages, in the order of their blocks, those of branches and of no block last."""
         first, end = self.gap
         return self.pages[:first] + self.pages[end:] + self._beside + self._left
+
+    @property
+    def hinted(self) -> frozenset[int]:
+        """Returns the leased pages of the blocks that the client means to use again."""
+        (first, end), count = self.gap, self.hinted_blocks
+        if count == EVERY_BLOCK:
+            return frozenset(self.own)
+        return frozenset(self.pages[: min(first, count)] + self.pages[end:count])
 
     @property
     def tables(self) -> tuple[list[int], ...]:
@@ -137,10 +146,11 @@ class PageLease:
         first = min(first, last if shipped_from is None else min(last, shipped_from))
         sunk, end = self.gap
         if first - end >= LEAST_SLIDE:
+            hinted = self.hinted
             unseen, kept = self.pages[end:first], self.pages[:sunk] + self.pages[first:]
             self.gap = sunk, first
             self.pages = _stood_for(kept, self.gap)
-            self._pool.give_back(unseen, self.hinted)
+            self._pool.give_back(unseen, hinted)
 
     def select(self, chosen: Sequence[int], first: int) -> None:
         """Keeps, of the pages before block ``first``, those of indices ``chosen``, and gives the others back.
@@ -163,7 +173,7 @@ class PageLease:
 
     def _give_back_left(self) -> None:
         left, self._left = self._left, []
-        self._pool.give_back(left, self.hinted)
+        self._pool.give_back(left, left if self.hinted_blocks == EVERY_BLOCK else ())
 
     def extend(self, blocks: int, reserve: int = 0) -> None:
         """Adds ``blocks`` pages at the end, leaving ``reserve`` available to others. Raises PoolExhausted with

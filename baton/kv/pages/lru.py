@@ -33,7 +33,7 @@ class PageOrder:
             yield page
             page = self._next[page]
 
-    def add(self, pages: Iterable[int], hinted: bool = False) -> None:
+    def add(self, pages: Iterable[int], hinted: Collection[int] = ()) -> None:
         """Appends ``pages``, none of which may be there, in this order. ``hinted`` has no effect."""
         after, before, end = self._next, self._before, self._end
         last, count = before[end], 0

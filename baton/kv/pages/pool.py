@@ -19,7 +19,7 @@ place, but isn't evicted meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple
 
 from baton.kv.pages.blocks import BlockIndex
@@ -53,8 +53,9 @@ class PagePool:
     """Manages ``pages`` pages, numbered from 0, all free at first, of ``block_tokens`` tokens each.
 
     ``blocks`` maps hashes to pages, ``supply`` has the pages without a lease, ``leased`` counts leases by page,
-    ``quarantine`` has pages that I/O of closed leases may still access, ``open_leases`` those not closed yet. With
-    ``watched`` False no changes are collected for ``drain_changes``.
+    ``quarantine`` has pages that I/O of closed leases may still access, ``open_leases`` those not closed yet.
+    ``taken``, unless it is None, hears of pages that a lease gets to write. With ``watched`` False no changes are
+    collected for ``drain_changes``.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class PagePool:
         self.leased = LeaseCounts(pages)
         self.quarantine = Quarantine()
         self.open_leases: set[PageLease] = set()
+        self.taken: Callable[[Sequence[int]], None] | None = None
 
     @property
     def available(self) -> int:
@@ -181,11 +183,11 @@ class PagePool:
             raise self._exhausted(count, reserve)
         return self._take(count)
 
-    def give_back(self, pages: Sequence[int], hinted: bool = False) -> None:
+    def give_back(self, pages: Sequence[int], hinted: Collection[int] = ()) -> None:
         """Takes one lease from each of ``pages``, which no other process accesses; those without any become free or
         cached.
 
-        ``hinted`` says that the client means to use them again.
+        ``hinted`` are those that the client means to use again.
         """
         unleased = self.leased.drop(pages)
         self.supply.give_back(self.quarantine.enter(unleased) if self.quarantine.holds else unleased, hinted)
@@ -200,7 +202,7 @@ class PagePool:
         else:
             self.give_back(lease.own, lease.hinted)
 
-    def release(self, pages: Sequence[int], hinted: bool = False) -> None:
+    def release(self, pages: Sequence[int], hinted: Collection[int] = ()) -> None:
         """Takes the pages of a closed lease out of quarantine, after the last other process has released them."""
         self.supply.give_back(self.quarantine.release(pages, self.leased), hinted)
 
@@ -292,6 +294,8 @@ class PagePool:
 
     def _take(self, count: int) -> list[int]:
         pages = self.supply.take(count)
+        if self.taken is not None:
+            self.taken(pages)
         self.leased.begin(pages)
         return pages
 

@@ -5,7 +5,7 @@ Knows nothing of leases or of I/O in flight. A page that holds a findable block 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from baton.kv.pages.blocks import BlockIndex
@@ -23,8 +23,8 @@ class EvictionOrder(Protocol):
     def __iter__(self) -> Iterator[int]:
         """Yields the cached pages."""
 
-    def add(self, pages: Sequence[int], hinted: bool = False) -> None:
-        """Adds pages that lost their last lease, a chain's tail first; ``hinted``: a client will use them again."""
+    def add(self, pages: Sequence[int], hinted: Collection[int] = ()) -> None:
+        """Adds pages that lost their last lease, a chain's tail first; a client will use ``hinted`` ones again."""
 
     def remove(self, pages: Sequence[int]) -> None:
         """Removes pages because they are leased again."""
@@ -52,7 +52,8 @@ class PageSupply:
     removes from the index.
 
     ``kept`` counts, by page, the copies in progress that forbid its eviction. ``idle`` collects the blocks that
-    joined the cache, in that order; None if these aren't watched.
+    joined the cache, in that order; None if these aren't watched. ``freed``, unless it is None, hears of pages that
+    become free.
     """
 
     def __init__(self, pages: int, blocks: BlockIndex, cached: EvictionOrder) -> None:
@@ -60,6 +61,7 @@ class PageSupply:
         self.cached = cached
         self.kept: dict[int, int] = {}
         self.idle: dict[bytes, None] | None = None
+        self.freed: Callable[[Sequence[int]], None] | None = None
         self._blocks = blocks
 
     @property
@@ -85,11 +87,12 @@ class PageSupply:
             pages += self._evict(count - len(pages))
         return pages
 
-    def give_back(self, pages: Sequence[int], hinted: bool = False) -> None:
+    def give_back(self, pages: Sequence[int], hinted: Collection[int] = ()) -> None:
         """Adds ``pages``, which have no lease any more, the most recently used last; those with a findable block
         become cached.
         """
         block_of, free, idle, cached = self._blocks.block_of, self.free, self.idle, []
+        had = len(free)
         for page in pages:
             block = block_of[page]
             if block is None:
@@ -99,6 +102,8 @@ class PageSupply:
             if idle is not None:
                 idle.pop(block, None)
                 idle[block] = None
+        if self.freed is not None and len(free) > had:
+            self.freed(free[had:])
         if cached:
             self.cached.add(cached, hinted)
 

@@ -143,7 +143,7 @@ class TablesLease(PageLease):
         A receiver wants none of those, so ``shipped_from`` only says that a handoff's reader doesn't forbid it.
         """
         for lease in self.further:
-            lease.hinted = self.hinted
+            lease.hinted_blocks = self.hinted_blocks
             lease.slide(tokens, None if shipped_from is None else len(lease.pages) - 1)
 
     def extend(self, blocks: int, reserve: int = 0) -> None:
@@ -213,7 +213,7 @@ class TablesLease(PageLease):
     def close(self) -> None:
         """Gives the pages of all tables back to the pool. A second call does nothing."""
         for lease in self.further:
-            lease.hinted = self.hinted
+            lease.hinted_blocks = self.hinted_blocks
             lease.close()
         super().close()
 

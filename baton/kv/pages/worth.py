@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
-from operator import attrgetter
 
 import numpy as np
 
@@ -88,18 +87,19 @@ class WorthOrder:
         """
         self._pair_cost = pair_cost
 
-    def add(self, pages: Sequence[int], hinted: bool = False) -> None:
+    def add(self, pages: Sequence[int], hinted: Collection[int] = ()) -> None:
         """Adds the cached pages of a lease, none of which may be there, a chain's tail first.
 
-        ``hinted``: a client will use them again.
+        A client will use those of ``hinted`` again.
         """
         kinds = [self._recalled(page) for page in pages] if self._remembered else [self._kind[p] for p in pages]
         chain = next((kind for kind in kinds if kind.uses), NEW)
         run: Run | None = None
         at = 0
-        for uses, group in groupby(kinds, key=_uses):
+        marks = [(kind.uses, page in hinted) for kind, page in zip(kinds, pages, strict=True)]
+        for (uses, is_hinted), group in groupby(marks):
             end = at + sum(1 for _ in group)
-            kind = PageHistory(uses, max(chain.turns, uses), chain.gap, hinted)
+            kind = PageHistory(uses, max(chain.turns, uses), chain.gap, is_hinted)
             run = self._begin(kind, pages[at:end], run)
             at = end
         self._count += len(pages)
@@ -246,4 +246,3 @@ def _number(block: bytes | int) -> int:
 
 
 NEW = PageHistory()
-_uses = attrgetter("uses")

@@ -12,25 +12,21 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
-import grpc
-import grpc.aio
 import msgspec
 
 from baton.kv import transport as transports
+from baton.kv.layout.extents import MOST_RECEIVERS
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import by_card, preflight
 from baton.kv.wire.base import HandoffStream, Transport, WatchedStream
+from baton.kv.wire.describing import ask_worker, this_host
 from baton.kv.wire.preflight import LinkSpeed
-from baton.protos import convert, version
 from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
 from baton.protos.measurements import KvLink
-from baton.protos.nouns import KvLayout, WorkerInfo
-from baton.protos.rpc import heed_cancel
-from baton.protos.v1 import worker_pb2, worker_pb2_grpc
+from baton.protos.nouns import KvLayout, KvReceiver, WorkerInfo
 from baton.tls.identity import Identity
-from baton.tls.rpc import PLAIN, Dialer
+from baton.tls.rpc import Dialer
 
 log = logging.getLogger("baton.kv")
 
@@ -39,7 +35,6 @@ PREFERRED_ON_ONE_HOST = ("shm", "tcp", "grpc")
 OTHER_HOST = ("tcp", "grpc")
 MUCH_FASTER = 1.5  # factor; below it the order of preference decides, because a preflight is noisy
 TYPICAL_BYTES = 16 << 20  # bytes of a handoff by which transports are compared
-DESCRIBE_S = 5.0  # seconds that a worker has to describe itself
 AGAIN_S = (30.0, 1800.0)  # seconds, least and most, until a fallback is measured again; the pause doubles each time
 CONFIRM = 2  # measurements in a row that have to agree before a route is changed
 KEPT_ROUTES = 1024  # routes kept, because workers come and go, each with an address of its own
@@ -86,6 +81,10 @@ class _Again(msgspec.Struct):
     pause: float
 
 
+class _Replaced(Exception):
+    """Ends a choice of the transport to a process in whose place another one serves by now."""
+
+
 class AutoTransport:
     """Implements ``Transport`` by the best transport to each worker, found by measuring.
 
@@ -115,7 +114,9 @@ class AutoTransport:
         self._transports: dict[str, Transport] = {}
         self._asked: dict[str, asyncio.Future[WorkerInfo]] = {}  # what each says of itself, before it is measured
         self._routes: dict[str, asyncio.Future[PairRoute]] = {}
+        self._running: set[asyncio.Future[WorkerInfo] | asyncio.Future[PairRoute]] = set()  # forgotten ones, too
         self._again: dict[str, _Again] = {}
+        self._unreached: dict[str, float] = {}  # until when hosts of ranks aren't asked again
         self._described: dict[str, WorkerInfo] = {}  # by address; kept when a route is lost, to name who failed
 
     async def connect(self, address: str) -> HandoffStream:
@@ -131,9 +132,8 @@ class AutoTransport:
         return await self._connect(address)
 
     async def _connect(self, address: str) -> HandoffStream:
-        choosing = self._choosing(address)
+        choosing, route = await self._route(address)
         try:
-            route = await asyncio.shield(choosing)
             stream = await route.transport.connect(route.address)
         except Exception:  # whatever it is: a choice that failed must not be the choice of whoever comes next
             self._forget(address, choosing)
@@ -147,14 +147,21 @@ class AutoTransport:
         WorkerLost and HandoffRefused as ``connect`` does.
         """
         self.expect(address, incarnation)
-        choosing = self._choosing(address)
-        try:
-            route = await asyncio.shield(choosing)
-        except Exception:
-            self._forget(address, choosing)
-            raise
+        choosing, route = await self._route(address)
         if route.fell_back and self._is_due(address):
             await self._look_again(address, choosing, route)
+
+    async def _route(self, address: str) -> tuple[asyncio.Future[PairRoute], PairRoute]:
+        """Waits for the choice of the transport to ``address``, and for the next one if that is replaced."""
+        while True:
+            choosing = self._choosing(address)
+            try:
+                return choosing, await asyncio.shield(choosing)
+            except _Replaced:
+                continue
+            except Exception:
+                self._forget(address, choosing)
+                raise
 
     def _is_due(self, address: str) -> bool:
         """Returns whether to measure again now, and schedules the next time."""
@@ -188,16 +195,18 @@ class AutoTransport:
         self._routes[address] = changed
 
     def expect(self, address: str, incarnation: str) -> None:
-        """Drops the route to ``address`` unless it was chosen for process ``incarnation``, which serves there now.
+        """Drops the route to ``address`` unless it was or is being chosen for process ``incarnation``, which serves
+        there now.
 
         The old process's data addresses might otherwise lead to a worker that has taken over its place.
         """
         known, choosing = self._described.get(address), self._routes.get(address)
         if known is not None and incarnation and known.incarnation != incarnation:
             del self._described[address]
-        if choosing is None or not incarnation or not choosing.done() or choosing.cancelled():
+        if choosing is None or not incarnation:
             return
-        if choosing.exception() is not None or choosing.result().info.incarnation != incarnation:
+        asked = self._asked[address]  # done before the ways to it are measured
+        if _failed(asked) or _failed(choosing) or (asked.done() and asked.result().incarnation != incarnation):
             self._forget(address, choosing)
 
     async def layout(self, address: str) -> KvLayout:
@@ -209,6 +218,36 @@ class AutoTransport:
     async def takes_extents(self, address: str) -> bool:
         """Returns whether the worker at ``address`` takes pages in parts from several hosts. Raises WorkerLost."""
         return (await self._info(address)).takes_extents
+
+    async def receivers(self, address: str) -> tuple[KvReceiver, ...]:
+        """Returns the hosts of ranks of the worker at ``address`` that each take a part of every page; () if it
+        takes all, as where one of them can't be reached from here. Those beyond MOST_RECEIVERS, which nobody sends
+        to, aren't tried. Raises WorkerLost.
+        """
+        info = await self._info(address)
+        for host in info.receivers[1:MOST_RECEIVERS]:
+            self.expect(host.address, info.incarnation)
+            if not await self._reaches(host.address):
+                return ()
+        return info.receivers
+
+    async def _reaches(self, address: str) -> bool:
+        """Returns whether KV can be shipped to the host of ranks at ``address``; nobody waits for another try."""
+        now = self._clock()
+        if now < self._unreached.get(address, now):
+            return False
+        choosing = self._choosing(address)
+        if address in self._unreached and not choosing.done():
+            return False
+        self._unreached.pop(address, None)
+        try:
+            await self._route(address)
+        except BatonError as error:
+            _drop_oldest(self._unreached)
+            self._unreached[address] = now + AGAIN_S[0]
+            log.warning("KV for the ranks at %s goes to their worker's own host: %s", address, error.message)
+            return False
+        return True
 
     async def _info(self, address: str) -> WorkerInfo:
         choosing = self._choosing(address)
@@ -227,10 +266,11 @@ class AutoTransport:
 
     async def close(self) -> None:
         """Closes every transport and its streams."""
-        for choosing in self._routes.values():
-            choosing.cancel()
+        for future in (running := list(self._running)):
+            future.cancel()
         self._routes.clear()
         self._asked.clear()
+        await asyncio.gather(*running, return_exceptions=True)
         for transport in self._transports.values():
             await transport.close()
 
@@ -241,6 +281,9 @@ class AutoTransport:
             asked = self._asked[address] = asyncio.ensure_future(self._describe(address))
             choosing = self._routes[address] = asyncio.ensure_future(self._choose(address, asked))
             choosing.add_done_callback(_seen)
+            for future in (asked, choosing):
+                self._running.add(future)
+                future.add_done_callback(self._running.discard)
         return self._routes[address]
 
     def _oldest_done(self) -> str:
@@ -254,8 +297,16 @@ class AutoTransport:
 
     async def _choose(self, address: str, asked: Awaitable[WorkerInfo]) -> PairRoute:
         info = await asked
+        self._require_current(address)
         self._remember(address, info)
-        return self._adopt(await self._weigh(address, info), address)
+        found = await self._weigh(address, info)
+        self._require_current(address)
+        return self._adopt(found, address)
+
+    def _require_current(self, address: str) -> None:
+        """Ends a choice that was forgotten meanwhile: what it has measured is of a process that serves no more."""
+        if self._routes.get(address) is not asyncio.current_task():
+            raise _Replaced(f"another process serves at {address}")
 
     def _remember(self, address: str, info: WorkerInfo) -> None:
         self._described.pop(address, None)
@@ -268,7 +319,11 @@ class AutoTransport:
         """Measures every preferred transport that is offered. Raises WorkerLost or HandoffRefused if none works."""
         offered = {"grpc": address, **info.data_addresses}
         preferred = self._preferred(info)
-        measured, failures = await self._measure([name for name in preferred if name in offered], offered)
+        measured, failures = await preflight.measure_each(
+            [name for name in preferred if name in offered],
+            lambda name, memory: self._try(name, offered[name], memory),
+            self._memory.device,
+        )
         if not measured:
             raise self._no_way(info, preferred, offered, failures)
         return _Verdict(info, pick(preferred, measured), preferred, measured, failures)
@@ -285,24 +340,6 @@ class AutoTransport:
         by_host = PREFERRED_ON_ONE_HOST if self._host_id and info.host_id == self._host_id else OTHER_HOST
         on_card = by_card.by_card(self._memory.device, info, self._host_id, self._memory.page_bytes)
         return (*on_card, *by_host)
-
-    async def _measure(
-        self, names: Sequence[str], offered: dict[str, str]
-    ) -> tuple[dict[str, LinkSpeed], dict[str, BatonError]]:
-        """Returns the speed of each transport that works, and the errors of the others."""
-        measured: dict[str, LinkSpeed] = {}
-        failures: dict[str, BatonError] = {}
-        memory = preflight.probe_memory()
-        memory.device = self._memory.device
-        try:
-            for name in names:
-                try:
-                    measured[name] = await self._try(name, offered[name], memory)
-                except BatonError as error:  # also that it can't be encrypted
-                    failures[name] = error
-        finally:
-            memory.close()
-        return measured, failures
 
     async def _try(self, name: str, address: str, memory: PageMemory) -> LinkSpeed:
         probe = self._sender(name, memory)
@@ -360,34 +397,16 @@ def pick(preferred: Sequence[str], measured: dict[str, LinkSpeed]) -> str:
     return best
 
 
+def _drop_oldest(unreached: dict[str, float]) -> None:
+    while len(unreached) >= KEPT_ROUTES:
+        del unreached[next(iter(unreached))]
+
+
+def _failed(future: asyncio.Future[WorkerInfo] | asyncio.Future[PairRoute]) -> bool:
+    return future.done() and (future.cancelled() or future.exception() is not None)
+
+
 def _seen(choosing: asyncio.Future[PairRoute]) -> None:
     """Whoever wanted a layout alone doesn't hear of a choice that failed, and asyncio need not complain of it."""
     if not choosing.cancelled():
         choosing.exception()
-
-
-def this_host() -> str:
-    """Returns the kernel's boot id, equal for two processes only on the same host; empty if unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-async def ask_worker(address: str, dialer: Dialer = PLAIN) -> WorkerInfo:
-    """Returns what the worker at ``address`` answers to Describe. Raises WorkerLost if it doesn't answer, or has an
-    incompatible protocol version.
-    """
-    async with dialer.channel(address) as channel:
-        stub = worker_pb2_grpc.WorkerStub(channel)
-        try:
-            answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=DESCRIBE_S)
-        except grpc.aio.AioRpcError as error:
-            heed_cancel()
-            said = f"{error.code().name}: {error.details()}"
-            raise WorkerLost(f"the decode worker at {address} does not answer: {said}", "decode_address") from error
-    if answer is None:  # how gRPC tells that a reply couldn't be read
-        raise WorkerLost(f"what the decode worker at {address} answered can't be read", "decode_address")
-    if not version.runs_with(answer.protocol):
-        raise WorkerLost(version.refusal(answer.worker_id, answer.protocol, answer.version), "decode_address")
-    return convert.info_from_pb(answer)

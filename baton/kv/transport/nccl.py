@@ -20,6 +20,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,7 +37,14 @@ from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import HELLO, MAGIC, VERSION, Lane, SocketStream, SocketTransport
 from baton.protos.errors import ConfigError, WorkerLost
 
+IDLE_S = 60.0  # seconds that a channel is kept for the next stream, as by its receiver
 CONNECT_S = 5.0  # seconds for the connection, and for the receiver to take the stream
+
+
+class _IdleChannel(NamedTuple):
+    group: bytes
+    channel: StagingChannel
+    since: float  # by the loop's clock
 
 
 class NcclTransport(SocketTransport):
@@ -51,7 +59,8 @@ class NcclTransport(SocketTransport):
         self._half_bytes = max(HALF_BYTES, -(-memory.page_bytes // 4096) * 4096)
         self._pages = memory.device
         self._mover, self._borrowed = mover or borrow(), mover is None
-        self._idle: dict[str, list[tuple[bytes, StagingChannel]]] = {}
+        self._idle: dict[str, list[_IdleChannel]] = {}
+        self._purging: asyncio.TimerHandle | None = None
 
     async def connect(self, address: str) -> HandoffStream:
         """Returns a new stream, on a channel (torch.distributed group) of an earlier stream or on a new one. Raises
@@ -60,24 +69,28 @@ class NcclTransport(SocketTransport):
         target, _, meeting = address.rpartition("/")
         if not meeting.isdigit():
             raise WorkerLost(f"{address!r} is not host:port/port", "decode_address")
+        self._purge()
         while True:
             kept = self._idle.get(address, [])
             if not kept:
                 return await self._open(address, os.urandom(8), None, target, int(meeting))
-            group, channel = kept.pop()
-            if channel.why:
-                continue
+            group, channel, _ = kept.pop()
             try:
                 return await self._open(address, group, channel, target, int(meeting))
             except WorkerLost:  # it lost a message, or another process listens there now: a new channel tells
                 channel.leave()
+            except BaseException:
+                channel.leave()
+                raise
 
     async def close(self) -> None:
         """Closes every stream, and every channel (torch.distributed group)."""
         await super().close()
+        if self._purging is not None:
+            self._purging.cancel()
         for kept in self._idle.values():
-            for _, channel in kept:
-                channel.leave()
+            for idle in kept:
+                idle.channel.leave()
         self._idle.clear()
         if self._borrowed:
             self._borrowed = False
@@ -113,7 +126,28 @@ class NcclTransport(SocketTransport):
         if channel.why:
             channel.leave()
         else:
-            self._idle.setdefault(address, []).append((group, channel))
+            loop = asyncio.get_running_loop()
+            self._idle.setdefault(address, []).append(_IdleChannel(group, channel, loop.time()))
+            if self._purging is None:
+                self._purging = loop.call_later(IDLE_S, self._purge_later)
+
+    def _purge_later(self) -> None:
+        self._purge()
+        again = asyncio.get_running_loop().call_later
+        self._purging = again(IDLE_S, self._purge_later) if self._idle else None
+
+    def _purge(self) -> None:
+        """Leaves channels that broke or that no stream has used for ``IDLE_S``: their receivers may be gone for
+        good, and each has staging memory.
+        """
+        oldest = asyncio.get_running_loop().time() - IDLE_S
+        for address, kept in list(self._idle.items()):
+            useless = [idle for idle in kept if idle.channel.why or idle.since < oldest]
+            for idle in useless:
+                kept.remove(idle)
+                idle.channel.leave()
+            if not kept:
+                del self._idle[address]
 
 
 class NcclStream(SocketStream):

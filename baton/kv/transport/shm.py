@@ -63,9 +63,8 @@ class ShmTransport(SocketTransport):
         anchor = self._anchors.get(address)
         if anchor is not None and _is_open(anchor):
             return
-        if anchor is not None:
-            anchor.close()
-            del self._anchors[address]
+        for gone in [at for at, kept in self._anchors.items() if not _is_open(kept)]:
+            self._anchors.pop(gone).close()
         self._anchors[address] = self._dial(address, ANCHOR)
 
     def _dial(self, address: str, lane: int) -> socket.socket:

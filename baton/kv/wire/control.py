@@ -30,6 +30,7 @@ class Opening(msgspec.Struct, frozen=True):
     fingerprint: str
     adapter_id: str = ""
     extents: tuple[Extent, ...] = ()  # of a page that the stream brings; () for all of it
+    receivers: int = 0  # hosts of the receiver's ranks that get a part of every page each; 0: this one gets all
 
 
 class Closing(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ def _parse(message: P, body: bytes | bytearray | memoryview) -> P:
 def encode_opening(opening: Opening) -> bytes:
     """Returns ``opening`` as a serialized HandoffOpen."""
     fields = {name: getattr(opening, name) for name in _PLAIN}
-    extents = [worker_pb2.Extent(**msgspec.structs.asdict(each)) for each in opening.extents]
+    extents = convert.extents_to_pb(opening.extents)
     layout = convert.layout_to_pb(opening.layout)
     return worker_pb2.HandoffOpen(layout=layout, extents=extents, **fields).SerializeToString()
 
@@ -62,7 +63,7 @@ def decode_opening(body: bytes | bytearray | memoryview) -> Opening:
     """Returns the ``Opening`` of a serialized HandoffOpen. Raises CorruptFrame."""
     message = _parse(worker_pb2.HandoffOpen(), body)
     fields = {name: getattr(message, name) for name in _PLAIN}
-    extents = tuple([Extent(each.at, each.bytes, each.stride, each.count) for each in message.extents])
+    extents = convert.extents_from_pb(message.extents)
     return Opening(layout=convert.layout_from_pb(message.layout), extents=extents, **fields)
 
 

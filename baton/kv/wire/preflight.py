@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import cache
 
 import msgspec
 
+from baton.kv.memory.device_pages import DevicePages
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import frames
 from baton.kv.wire.base import HandoffStream, Transport, resident_bytes
 from baton.kv.wire.frames import Block, Frame, Kind
-from baton.protos.errors import WorkerLost
+from baton.protos.errors import BatonError, WorkerLost
 
 PAGE_BYTES = 1 << 20  # bytes of one probe block
 PAGES = 4  # pages that a measured handoff has
@@ -42,12 +43,11 @@ class LinkSpeed(msgspec.Struct, frozen=True):
 
 
 def probe_memory() -> PageMemory:
-    """Returns memory with pages of random bytes to send, because a preflight must not read pages that an engine may
-    be writing.
+    """Returns memory of pages to send, because a preflight must not read pages that an engine may be writing. The
+    first holds random bytes; ``measure`` fills the others once it needs them.
     """
     memory = PageMemory.create(PAGES, PAGE_BYTES)
-    for page in range(PAGES):
-        memory.page(page)[:] = _noise()
+    memory.page(0)[:] = _noise()
     return memory
 
 
@@ -55,6 +55,30 @@ def probe_memory() -> PageMemory:
 def _noise() -> bytes:
     """Returns a page of random bytes, which no link compresses; cached because making them takes long."""
     return os.urandom(PAGE_BYTES)
+
+
+async def measure_each(
+    names: Iterable[str],
+    attempt: Callable[[str, PageMemory], Awaitable[LinkSpeed]],
+    device: DevicePages | None,
+) -> tuple[dict[str, LinkSpeed], dict[str, BatonError]]:
+    """Returns the speed of each transport of ``names`` that works, and the errors of the others.
+
+    ``attempt(name, memory)`` measures one, with probe pages ``memory``; ``device`` are pages on a card, if any.
+    """
+    measured: dict[str, LinkSpeed] = {}
+    failures: dict[str, BatonError] = {}
+    memory = probe_memory()
+    memory.device = device
+    try:
+        for name in names:
+            try:
+                measured[name] = await attempt(name, memory)
+            except BatonError as error:  # also that it can't be encrypted
+                failures[name] = error
+    finally:
+        memory.close()
+    return measured, failures
 
 
 async def measure(
@@ -77,6 +101,8 @@ async def measure(
                     whole = min(whole, await _round(stream, memory, 1, PAGE_BYTES, clock))
                 if whole < SLOW_S:
                     pages = PAGES
+                    for page in range(1, PAGES):
+                        memory.page(page)[:] = _noise()
                     whole = min([await _round(stream, memory, PAGES, PAGE_BYTES, clock) for _ in range(ROUNDS)])
             finally:
                 await stream.close()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from baton.engine.plan import SequenceStep, ranks_of
+from baton.engine.abilities import copies_left, ranks_of
+from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.request_checks import check_request
 from baton.engine.states import AttentionReach
 from baton.engine.steps.handlers import Table
@@ -26,7 +27,7 @@ from baton.kv.pages.pool import PageLease
 from baton.kv.pages.tables import parts_of, table_hash
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
 from baton.protos import channel as ch
-from baton.protos.errors import Cancelled, Draining, PoolExhausted, to_info
+from baton.protos.errors import BatonError, Cancelled, Draining, PoolExhausted, RankLost, to_info
 from baton.protos.nouns import Station
 
 CHUNK_PARTS = 4  # a step of a quarter of a chunk tells how long a chunk takes; shorter ones mostly read weights
@@ -46,6 +47,7 @@ class Shipment:
         self._received = frozenset(message.received_blocks)
         self._next = 0
         self._pinned: list[PageLease] = []
+        self.read: list[int] = []  # pages on the host that were made whole for the I/O process
         self._state_told = False
 
     def ready(self, resident: bool) -> tuple[ch.ShipBlock, ...]:
@@ -65,6 +67,12 @@ class Shipment:
             self._pin(self.job.held_lease)
         return fresh + self._state() if computed == self.job.tokens else fresh
 
+    def states_of(self, blocks: Sequence[ch.ShipBlock]) -> list[int]:
+        """Returns the pages of recurrent state among ``blocks``, which follow the prompt's."""
+        if self.job.states is None:
+            return []
+        return [block.page for block in blocks if block.index >= len(self.job.hashes)]
+
     def _state(self) -> tuple[ch.ShipBlock, ...]:
         """Returns, once, the pages of the state after the last token, as blocks that follow the prompt's."""
         states = self.job.states
@@ -83,6 +91,12 @@ class Shipment:
         if lease not in self._pinned:
             lease.hold()
             self._pinned.append(lease)
+
+    @property
+    def unread(self) -> int:
+        """Returns how many pages may still be announced while the prompt is computed."""
+        wanted = len(self.job.hashes) - self._held_blocks - len(self._received)
+        return max(0, wanted - len(self.read))
 
     @property
     def pinned(self) -> bool:
@@ -132,7 +146,9 @@ class PrefillLoop(StepLoop):
         super().__init__(parts)
         most = reading_room(self.spec.layout, chunk_tokens)
         self._reach = AttentionReach.of(self.spec.layout, grows=True, most=most)
-        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach)
+        self.scheduler = PrefillScheduler(
+            self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach, may_start=self._has_room
+        )
         self.shipments: dict[int, Shipment] = {}
         ranks = ranks_of(parts.runner)
         self._hosts_send = bool(ranks is not None and ranks.senders)
@@ -146,13 +162,30 @@ class PrefillLoop(StepLoop):
         plan = self.scheduler.plan(self.clock())
         if not plan.items:
             return self._made_way()
-        for item in () if self._hosts_send else plan.items:
-            self._announce(item.seq)  # cached blocks leave while the first chunk computes
+        if not self._hosts_send:
+            plan = self._announced(plan)
         outcome = self.compute(plan)
         self._tell_chunk(sum(len(item.tokens) for item in plan.items), outcome.seconds)
         for item in plan.items:
             self._advance(item, outcome)
         return True
+
+    def _announced(self, plan: StepPlan) -> StepPlan:
+        """Announces the cached blocks of the plan's prompts, which leave while it is computed; returns the plan
+        without the prompts that fail so.
+        """
+        return StepPlan(tuple([item for item in plan.items if self._announce(item.seq)]))
+
+    def _has_room(self, key: int) -> bool:
+        """Returns whether the host has room for copies of all blocks that prompt ``key`` and those that were begun
+        will ship, or whether none was: then nothing else keeps it.
+        """
+        left = copies_left(self.mirror)
+        if left is None:
+            return True
+        begun = {seq: shipment for seq, shipment in self.shipments.items() if shipment.job.lease is not None}
+        unread = sum(shipment.unread for seq, shipment in begun.items() if seq in self.scheduler.jobs)
+        return not begun or unread + self.shipments[key].unread <= left
 
     def _tell_chunk(self, tokens: int, seconds: float) -> None:
         """Tells engines on the same cores how long a whole chunk takes, from a step that was a good part of one."""
@@ -234,6 +267,8 @@ class PrefillLoop(StepLoop):
         self.parts.adapters.release(message.key)
         shipment = self.shipments.pop(message.key, None)
         if shipment is not None:
+            if self.mirror is not None:
+                self.mirror.let_go(shipment.read)
             shipment.close()
             shipment.release()
 
@@ -262,21 +297,41 @@ class PrefillLoop(StepLoop):
         if item.watch is not None:
             job.choose(outcome.observed[item.seq].tolist())
         job.held_lease.slide(job.sequence.computed, job.shipped_from)
-        self._announce(item.seq, resident=self.mirror is not None)  # its step is done: they are on the device
-        if item.seq in outcome.sampled:
+        on_device = self.mirror is not None and self.mirror.shared is not None  # for its step is done
+        if self._announce(item.seq, resident=on_device) and item.seq in outcome.sampled:
             self._finish(job, outcome)
 
-    def _announce(self, key: int, resident: bool = False) -> None:
+    def _announce(self, key: int, resident: bool = False) -> bool:
+        """Announces the blocks that were finished since; returns False, and fails the prompt, if the host can't get
+        their pages.
+        """
         blocks = self.shipments[key].ready(resident)
+        try:
+            self._make_whole(self.shipments[key], blocks)
+        except RankLost:
+            raise
+        except BatonError as error:
+            self.fail(key, error)
+            return False
         if blocks:
             self.channel.send(ch.BlocksReady(key, blocks))
+        return True
+
+    def _make_whole(self, shipment: Shipment, blocks: Sequence[ch.ShipBlock]) -> None:
+        if self.mirror is None or not blocks:
+            return
+        self.mirror.make_whole(pages := [block.page for block in blocks])
+        shipment.read += pages
+        if states := shipment.states_of(blocks):
+            self.mirror.lend(states)
 
     def _finish(self, job: PrefillJob, outcome: StepOutcome) -> None:
         key, now = job.sequence.seq, self.clock()
         self.scheduler.remove(key)
         self.parts.adapters.release(key)
         (sampled,) = outcome.sampled[key]
-        first = job.sequence.append(sampled.token_id, sampled.logprobs)
+        # An answer that came from a worker which was lost before it told the end may be complete.
+        first = job.sequence.late_end() or job.sequence.append(sampled.token_id, sampled.logprobs)
         started = now if job.started is None else job.started
         stations = (Station("queue", started - job.arrived), Station("prefill", now - started))
         self._hit_tokens += job.cached_tokens

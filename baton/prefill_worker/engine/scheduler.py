@@ -7,9 +7,9 @@ starved; a chunk budget is shared by several short prompts or filled by a part o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.plan import MOST_SCORED, SequenceStep, StepPlan
 from baton.engine.request_checks import blocks_for, holdable_of
 from baton.engine.sequence import SequenceState
 from baton.engine.states import AttentionReach, SequenceStates, StateRules, opened
@@ -117,16 +117,18 @@ class PrefillScheduler:
         aging: float = AGING_TOKENS_PER_S,
         rules: StateRules | None = None,
         reach: AttentionReach = AttentionReach(),
+        may_start: Callable[[int], bool] = lambda key: True,
     ):
         self.pool, self.rules, self.reach = pool, rules, reach
         self.chunk_tokens = chunk_tokens
         self.max_batch = max_batch
         self.aging = aging
+        self._may_start = may_start  # whether job ``key``, which comes first, may begin now
         self.jobs: dict[int, PrefillJob] = {}
         self.stuck: tuple[int, ...] = ()  # those of an empty plan that lack pages for their chunk, in its order
         # The first job of a plan that lacks pages to start, though no other job has any.
         self.starved: int | None = None
-        self._coming: dict[int, set[bytes]] = {}  # by started job, the blocks that it is the first to compute
+        self._coming: dict[int, set[bytes]] = {}  # by started job, the blocks that it didn't find in the cache
 
     def add(self, job: PrefillJob) -> None:
         """Adds ``job``, which waits for its first chunk."""
@@ -149,28 +151,19 @@ class PrefillScheduler:
 
         ``now`` is in monotonic seconds.
         """
-        items: list[SequenceStep] = []
-        budget, room, stuck = self.chunk_tokens, True, list[int]()
+        step, room = _PlannedStep(self.chunk_tokens, self.rules), True
         first: int | None = None  # that lacks pages to start
         for job in sorted(self.jobs.values(), key=lambda j: self._urgency(j, now)):
-            if budget == 0 or len(items) == self.max_batch:
+            if step.budget == 0 or len(step.items) == self.max_batch:
                 break
-            if job.lease is None and room:
-                room = self._comes_soon(job) or self._start(job, now)
+            if job.lease is None and room and not self._comes_now(job, step):
+                room = self._may_start(job.sequence.seq) and self._start(job, now)
                 first = first if room else job.sequence.seq
-            if job.lease is None:
-                continue
-            take = _taken(job, budget, self.rules)
-            if not _reaches(job, job.lease, take):
-                stuck.append(job.sequence.seq)
-                continue
-            item = _chunk(job, job.lease, take)
-            if item.sample is None or job.sequence.ready:  # else its grammar is being compiled
-                items.append(item)
-                budget = max(0, budget - len(item.tokens))
-        self.stuck = () if items else tuple(stuck)
+            if job.lease is not None:
+                step.add(job)
+        self.stuck = () if step.items else tuple(step.stuck)
         self.starved = None if any(job.lease is not None for job in self.jobs.values()) else first
-        return StepPlan(tuple(items))
+        return StepPlan(tuple(step.items))
 
     def _urgency(self, job: PrefillJob, now: float) -> tuple[int, float, int]:
         return (
@@ -179,9 +172,11 @@ class PrefillScheduler:
             job.sequence.seq,
         )
 
-    def _comes_soon(self, job: PrefillJob) -> bool:
-        """Returns whether another job is computing the very next block that ``job`` lacks, so that waiting is
-        cheaper.
+    def _comes_now(self, job: PrefillJob, step: _PlannedStep) -> bool:
+        """Returns whether ``step`` has a chunk of another job that computes the very next block that ``job`` lacks,
+        so that waiting is cheaper.
+
+        Such a job takes its chunk in the place of ``job``, however low its own priority is.
         """
         limit = job.holdable
         if self.rules is not None:
@@ -189,7 +184,8 @@ class PrefillScheduler:
         else:
             have = min(self.pool.match(job.full_hashes()), limit)
         return have < limit and any(
-            job.hashes[have] in blocks and self._comes(other, have) for other, blocks in self._coming.items()
+            job.hashes[have] in blocks and self._comes(other, have) and step.add(self.jobs[other])
+            for other, blocks in self._coming.items()
         )
 
     def _comes(self, key: int, block: int) -> bool:
@@ -226,20 +222,58 @@ class PrefillScheduler:
         except PoolExhausted:
             return False
         job.lease, job.started = lease, now
-        lease.hinted = job.sequence.request.retained
+        lease.hinted_blocks = job.sequence.request.hinted_blocks(lease.block_tokens)
         job.sequence.computed = lease.held * job.block_tokens
-        computes = set(job.full_hashes()[lease.held :])
-        self._coming[job.sequence.seq] = computes.difference(*self._coming.values())
+        self._coming[job.sequence.seq] = set(job.full_hashes()[lease.held :])
+        return True
+
+
+class _PlannedStep:
+    """Collects the chunks of a step, ``budget`` tokens in all. Torch-free.
+
+    ``stuck`` lists those that lack pages for their chunk.
+    """
+
+    def __init__(self, budget: int, rules: StateRules | None) -> None:
+        self.items: list[SequenceStep] = []
+        self.stuck: list[int] = []
+        self.budget = budget
+        self._rules, self._scored = rules, MOST_SCORED
+        self._added: dict[int, bool] = {}
+
+    def add(self, job: PrefillJob) -> bool:
+        """Adds a chunk of started ``job``, unless it has been tried; returns whether the step has one."""
+        seq = job.sequence.seq
+        if seq not in self._added:
+            self._added[seq] = self._add(job, job.held_lease)
+        return self._added[seq]
+
+    def _add(self, job: PrefillJob, lease: PageLease) -> bool:
+        most = min(self.budget, self._scored) if job.sequence.scores_prompt and job.kept is None else self.budget
+        take = _taken(job, most, self._rules) if most else 0
+        if take == 0:
+            return False
+        if not _reaches(job, lease, take):
+            self.stuck.append(job.sequence.seq)
+            return False
+        item = _chunk(job, lease, take)
+        self.items.append(item)
+        self.budget = max(0, self.budget - len(item.tokens))
+        self._scored = max(0, self._scored - len(item.targets))
         return True
 
 
 def _taken(job: PrefillJob, budget: int, rules: StateRules | None) -> int:
-    """Returns the number of tokens that the next step computes of ``job``, ``budget`` at most."""
-    start = job.sequence.computed
-    end = start + min(job.sequence.pending, budget)
+    """Returns the number of tokens that the next step computes of ``job``, ``budget`` at most.
+
+    The last token waits until the grammar is compiled that says what may follow it.
+    """
+    start, ready = job.sequence.computed, job.sequence.ready
+    end = start + min(job.sequence.pending - (not ready), budget)
     if rules is not None:
         end = rules.cut(start, end, job.tokens, job.block_tokens)
-    return (end if job.kept is None else job.kept.cut(start, end)) - start
+    end = end if job.kept is None else job.kept.cut(start, end)
+    return end - start if end < job.tokens or ready else 0  # selecting tokens are taken together
 
 
 def _reaches(job: PrefillJob, lease: PageLease, take: int) -> bool:

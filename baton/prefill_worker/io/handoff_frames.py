@@ -63,6 +63,7 @@ class HandoffFrames:
             fingerprint=sender.fingerprint,
             adapter_id=to.adapter_id,
             extents=self._wire.part,
+            receivers=self._wire.receivers,
         )
         return self._frame(Kind.OPEN, control.encode_opening(opening))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import NamedTuple, assert_never
 
 import msgspec
@@ -28,9 +29,9 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.tables import count_of, hashes_behind
 from baton.kv.pages.window import first_seen
 from baton.kv.wire.base import Transport
+from baton.prefill_worker.io.divided_handoff import DividedHandoff, OwnHost, Receivers
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
-from baton.prefill_worker.io.host_handoff import DividedHandoff
 from baton.prefill_worker.io.host_senders import HostSenders
 from baton.prefill_worker.io.retabling import Retabling
 from baton.prefill_worker.io.wire_plan import WirePlan
@@ -120,7 +121,8 @@ class DecodePeers(NamedTuple):
     """Callbacks by which a prefill worker learns about decode workers and reports handoffs to them.
 
     ``expect(address, incarnation)`` is called before each handoff; ``layout_of(address)`` returns the decode
-    worker's layout, None means that all have this worker's. At its end either ``completed(report)`` or
+    worker's layout, None means that all have this worker's. ``receivers`` asks which hosts of its ranks take KV,
+    None means that its address takes all. At its end either ``completed(report)`` or
     ``failed(address, error, began)`` is called; ``began`` is the handoff's first moment, on the service's clock.
     """
 
@@ -128,6 +130,7 @@ class DecodePeers(NamedTuple):
     layout_of: Callable[[str], Awaitable[KvLayout]] | None = None
     completed: Callable[[HandoffReport], None] = lambda report: None
     failed: Callable[[str, BatonError, float], None] = lambda address, error, began: None
+    receivers: Receivers | None = None
 
 
 class PrefillService:
@@ -296,11 +299,16 @@ class PrefillService:
             tail_tokens=len(call.request.token_ids) - (blocks - 1) * size,
             adapter_id=call.request.adapter_id,
         )
+        receivers = self._peers.receivers
         plan = None if self._peers.layout_of is None else lambda: self._wire(call)
-        own = Handoff(self._transport, self._memory, self._sender, destination, self._clock, plan=plan)
-        if self._hosts is None or plan is None:
-            return own
-        return self._hosts.handoff(own, self._sender, destination, call.decode_incarnation, plan)
+        if receivers is None or plan is None:
+            return self._own_handoff(plan, destination)
+        own = OwnHost(() if self._hosts is None else self._hosts.part, partial(self._own_handoff, plan), plan)
+        others = () if self._hosts is None else self._hosts.others(self._sender, call.decode_incarnation)
+        return DividedHandoff(own, others, destination, receivers)
+
+    def _own_handoff(self, plan: Callable[[], Awaitable[WirePlan]] | None, to: Destination) -> Handoff:
+        return Handoff(self._transport, self._memory, self._sender, to, self._clock, plan=plan)
 
     async def _wire(self, call: PrefillCall) -> WirePlan:
         """Returns how this prompt's blocks are sent to its decode worker. Raises LayoutMismatch before any byte is

@@ -27,8 +27,9 @@ class WirePlan(msgspec.Struct, frozen=True):
     bridge: Bridge | TableBridge | None = None  # converts pages to the receiver's layout; None if it is the same
     hashes: tuple[bytes, ...] | None = None  # the receiver's block hashes, if its fidelity or block size differs
     paging: Repaging | Retabling | None = None  # makes the receiver's blocks; None if it has the sender's
-    part: Part = ()  # of each page that is sent, where other hosts send the rest; () for all of it
+    part: Part = ()  # of each page, as the receiver has it, that goes to this host from here; () for all of it
     shard: tuple[int, int] | None = None  # this host's number and the count of hosts that send; None: the layout's
+    receivers: int = 0  # hosts of the receiver's ranks that get a part of every page each; 0: this one gets all
 
     @property
     def plain(self) -> bool:
@@ -54,7 +55,12 @@ class WirePlan(msgspec.Struct, frozen=True):
         return block.hash
 
     def payload(self, block: SentBlock, memory: PageMemory) -> tuple[memoryview, int | None]:
-        """Returns a block's bytes for the receiver, and their offset in our pages; None if they were converted."""
+        """Returns a block's bytes for the receiver, and their offset in our pages; None if they don't lie there in
+        one piece.
+        """
+        if self.part and not self.plain:
+            whole = msgspec.structs.replace(self, part=())
+            return gather(whole.payload(block, memory)[0], self.part), None
         if isinstance(block, TableBlock):
             return self._of_tables(block, memory), None
         assert not isinstance(self.bridge, TableBridge), "blocks of several pages are mapped"

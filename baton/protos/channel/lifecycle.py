@@ -43,19 +43,21 @@ class SetRole(Message):
 
 
 class HostSender(msgspec.Struct, frozen=True, array_like=True):
-    """Says that a host of a worker's ranks sends KV: where it listens, the token that proves its lead, and its part
-    of each page. The lead's own host has no address.
+    """Says that a host of a worker's ranks sends or receives KV: where it listens, the token that proves its lead,
+    and its part of each page. The lead's own host has no address. ``name`` is its entry of worker.rank_hosts.
     """
 
     address: str
     token: bytes
     part: tuple[Extent, ...]
+    name: str = ""
 
 
 class EngineReady(Message):
     """Reports that the model is loaded and the page pool exists; the I/O process may announce the worker.
 
     ``senders`` are the hosts that each send a part of every page, the lead's first; () if it sends all.
+    ``receivers`` are the hosts that each receive what they read of every page, in the same way.
 
     ``device_pages``, if the engine runs on a GPU and shares them, mirror the host's pages byte for byte at the same
     offsets. The engine learns of writes there by ReceiveOpened and BlocksReceived.
@@ -72,6 +74,7 @@ class EngineReady(Message):
     device_pages: SharedPages | None = None
     adapters: tuple[str, ...] = ()
     senders: tuple[HostSender, ...] = ()
+    receivers: tuple[HostSender, ...] = ()
 
 
 class EngineFailed(Message):
@@ -89,10 +92,11 @@ class SnapshotIs(Message):
 
 class RoleIs(Message):
     """Reports that the engine has changed to ``role``, with the same weights, pages and cached blocks, and without
-    any request.
+    any request; with ``error``, that it plays its former role on, because the other one couldn't begin.
     """
 
     role: str
+    error: ErrorInfo | None = None
 
 
 class Stats(Message):
@@ -125,3 +129,5 @@ class Stats(Message):
     draft_seconds: float = 0.0  # spent making drafts
     speculation: SpeculationTotals | None = None
     expert_load: ExpertLoad | None = None
+    steps_ahead: int = 0  # steps planned while the one before them ran
+    rows_discarded: int = 0  # rows of such steps whose sequences had ended by then

@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses", "kv_backing", "version", "widths", "takes_extents", "bridges_windows", "rank_hosts")
+    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses", "kv_backing", "version", "widths", "takes_extents", "bridges_windows", "receivers", "rank_hosts")
     class DataAddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class WorkerInfo(_message.Message):
     WIDTHS_FIELD_NUMBER: _ClassVar[int]
     TAKES_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     BRIDGES_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     RANK_HOSTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
@@ -76,8 +77,9 @@ class WorkerInfo(_message.Message):
     widths: _containers.ScalarMap[str, int]
     takes_extents: bool
     bridges_windows: bool
+    receivers: _containers.RepeatedCompositeFieldContainer[KvReceiver]
     rank_hosts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ..., kv_backing: _Optional[str] = ..., version: _Optional[str] = ..., widths: _Optional[_Mapping[str, int]] = ..., takes_extents: _Optional[bool] = ..., bridges_windows: _Optional[bool] = ..., rank_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ..., kv_backing: _Optional[str] = ..., version: _Optional[str] = ..., widths: _Optional[_Mapping[str, int]] = ..., takes_extents: _Optional[bool] = ..., bridges_windows: _Optional[bool] = ..., receivers: _Optional[_Iterable[_Union[KvReceiver, _Mapping]]] = ..., rank_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_seconds",)
@@ -232,7 +234,7 @@ class PoolSnapshot(_message.Message):
     def __init__(self, pages: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ..., leases: _Optional[int] = ..., leases_swept: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., incarnation: _Optional[str] = ..., step_seconds_p50: _Optional[float] = ..., steps: _Optional[int] = ..., computing: _Optional[bool] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "model_id", "adapter_id", "lease", "epoch", "decode_address", "token_ids", "prompt_tokens", "held_blocks", "received_blocks", "sampling", "choice", "tenant_salt", "priority", "router_id", "traceparent", "fetch_address", "fetch_blocks", "fetch_limit_s", "decode_incarnation", "retained")
+    __slots__ = ("request_id", "model_id", "adapter_id", "lease", "epoch", "decode_address", "token_ids", "prompt_tokens", "held_blocks", "received_blocks", "sampling", "choice", "tenant_salt", "priority", "router_id", "traceparent", "fetch_address", "fetch_blocks", "fetch_limit_s", "decode_incarnation", "retained", "retained_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class PrefillRequest(_message.Message):
     FETCH_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RETAINED_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_id: str
     adapter_id: str
@@ -275,7 +278,8 @@ class PrefillRequest(_message.Message):
     fetch_limit_s: float
     decode_incarnation: str
     retained: bool
-    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., lease: _Optional[bytes] = ..., epoch: _Optional[int] = ..., decode_address: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., received_blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., router_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., fetch_address: _Optional[str] = ..., fetch_blocks: _Optional[int] = ..., fetch_limit_s: _Optional[float] = ..., decode_incarnation: _Optional[str] = ..., retained: _Optional[bool] = ...) -> None: ...
+    retained_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., lease: _Optional[bytes] = ..., epoch: _Optional[int] = ..., decode_address: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., received_blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., router_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., fetch_address: _Optional[str] = ..., fetch_blocks: _Optional[int] = ..., fetch_limit_s: _Optional[float] = ..., decode_incarnation: _Optional[str] = ..., retained: _Optional[bool] = ..., retained_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("first", "cached_tokens", "shipped_blocks", "shipped_bytes", "stations", "prompt_logprobs", "pooled", "fetched_blocks")
@@ -346,7 +350,7 @@ class Hello(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "model_id", "adapter_id", "token_ids", "prompt_tokens", "sampling", "choice", "tenant_salt", "local", "priority", "ttl_seconds", "traceparent", "prediction", "retained")
+    __slots__ = ("request_id", "model_id", "adapter_id", "token_ids", "prompt_tokens", "sampling", "choice", "tenant_salt", "local", "priority", "ttl_seconds", "traceparent", "prediction", "retained", "retained_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +365,7 @@ class Admit(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     RETAINED_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_id: str
     adapter_id: str
@@ -375,7 +380,8 @@ class Admit(_message.Message):
     traceparent: str
     prediction: _containers.RepeatedScalarFieldContainer[int]
     retained: bool
-    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., local: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[float] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., retained: _Optional[bool] = ...) -> None: ...
+    retained_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., local: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[float] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., retained: _Optional[bool] = ..., retained_tokens: _Optional[int] = ...) -> None: ...
 
 class Rearm(_message.Message):
     __slots__ = ("request_id", "lease", "epoch")
@@ -494,7 +500,7 @@ class TokenFrame(_message.Message):
     def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[RequestTokens, _Mapping]]] = ...) -> None: ...
 
 class HandoffOpen(_message.Message):
-    __slots__ = ("request_id", "layout", "sender", "total_blocks", "tail_tokens", "model_id", "fingerprint", "adapter_id", "extents")
+    __slots__ = ("request_id", "layout", "sender", "total_blocks", "tail_tokens", "model_id", "fingerprint", "adapter_id", "extents", "receivers")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -504,6 +510,7 @@ class HandoffOpen(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     layout: _common_pb2.KvLayout
     sender: str
@@ -513,7 +520,16 @@ class HandoffOpen(_message.Message):
     fingerprint: str
     adapter_id: str
     extents: _containers.RepeatedCompositeFieldContainer[Extent]
-    def __init__(self, request_id: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., sender: _Optional[str] = ..., total_blocks: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., adapter_id: _Optional[str] = ..., extents: _Optional[_Iterable[_Union[Extent, _Mapping]]] = ...) -> None: ...
+    receivers: int
+    def __init__(self, request_id: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., sender: _Optional[str] = ..., total_blocks: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., adapter_id: _Optional[str] = ..., extents: _Optional[_Iterable[_Union[Extent, _Mapping]]] = ..., receivers: _Optional[int] = ...) -> None: ...
+
+class KvReceiver(_message.Message):
+    __slots__ = ("address", "part")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    part: _containers.RepeatedCompositeFieldContainer[Extent]
+    def __init__(self, address: _Optional[str] = ..., part: _Optional[_Iterable[_Union[Extent, _Mapping]]] = ...) -> None: ...
 
 class Extent(_message.Message):
     __slots__ = ("at", "bytes", "stride", "count")

@@ -28,8 +28,10 @@ class SharedBuckets(Protocol):
         Returns 0.0 if they were taken, else the seconds to wait; None if the shared store can't answer.
         """
 
-    async def spend(self, costs: Mapping[str, float]) -> None:
-        """Takes costs, bucket name -> amount, of what was already used; a bucket may be overdrawn."""
+    async def spend(self, costs: Mapping[str, tuple[float, float]]) -> None:
+        """Takes ``costs``, bucket name -> (refill per minute, cost), of what was already used; a bucket may be
+        overdrawn. A cost below 0 is given back, up to a full bucket.
+        """
 
 
 class LocalBuckets:
@@ -46,8 +48,7 @@ class LocalBuckets:
         """
         now, levels, wait = self._clock(), {}, 0.0
         for name, (per_min, cost) in costs.items():
-            level, at = self._levels.get(name, (per_min, now))
-            levels[name] = level = min(per_min, level + (now - at) * per_min / 60)
+            levels[name] = level = self._level(name, per_min, now)
             need = min(cost, per_min)
             if level < need:
                 wait = max(wait, (need - level) / (per_min / 60))
@@ -55,17 +56,24 @@ class LocalBuckets:
             self._levels |= {name: (levels[name] - costs[name][1], now) for name in costs}
         return wait
 
-    async def spend(self, costs: Mapping[str, float]) -> None:
-        """Takes costs, bucket name -> amount, of what was already used; a bucket may be overdrawn."""
-        for name, cost in costs.items():
-            if name in self._levels:
-                level, at = self._levels[name]
-                self._levels[name] = (level - cost, at)
+    async def spend(self, costs: Mapping[str, tuple[float, float]]) -> None:
+        """Takes ``costs``, bucket name -> (refill per minute, cost), of what was already used; a bucket may be
+        overdrawn. A cost below 0 is given back, up to a full bucket.
+        """
+        now = self._clock()
+        self._levels |= {
+            name: (min(per_min, self._level(name, per_min, now) - cost), now)
+            for name, (per_min, cost) in costs.items()
+        }
+
+    def _level(self, name: str, per_min: float, now: float) -> float:
+        level, at = self._levels.get(name, (per_min, now))
+        return min(per_min, level + (now - at) * per_min / 60)
 
 
 class AccessGate:
     """Lets callers in and counts what they use: ``identify`` when a call arrives, ``charge`` once the prompt's
-    length is known.
+    length is known, ``refund`` if nobody answers it.
     """
 
     def __init__(
@@ -75,7 +83,7 @@ class AccessGate:
         shared: SharedBuckets | None = None,
     ) -> None:
         self._keys, self._shared, self._local = keys, shared, LocalBuckets(clock)
-        self._unspent: dict[str, float] = {}
+        self._unspent: dict[str, tuple[float, float]] = {}  # refill per minute and amount, by bucket
 
     @property
     def closed(self) -> bool:
@@ -131,8 +139,16 @@ class AccessGate:
     def spent(self, key: ApiKey | None, tokens: int) -> None:
         """Notes ``tokens`` that an answer generated; ``settle`` takes them from the key's token rate soon after."""
         if key is not None and key.tokens_per_min and tokens:
-            name = _tokens_name(key)
-            self._unspent[name] = self._unspent.get(name, 0.0) + tokens
+            self._note(_tokens_name(key), key.tokens_per_min, tokens)
+
+    def refund(self, key: ApiKey | None, requests: int, tokens: int) -> None:
+        """Notes what ``charge`` counted for nothing; ``settle`` gives it back soon after, up to full buckets."""
+        for name, (per_min, cost) in (_costs(key, requests, tokens) if key is not None else {}).items():
+            self._note(name, per_min, -cost)
+
+    def _note(self, name: str, per_min: float, amount: float) -> None:
+        _, before = self._unspent.get(name, (0.0, 0.0))
+        self._unspent[name] = per_min, before + amount
 
     @asynccontextmanager
     async def settling(self) -> AsyncIterator[None]:
@@ -154,7 +170,9 @@ class AccessGate:
             heed_cancel()
 
     async def settle(self) -> None:
-        """Takes from the buckets, local and shared, the tokens that ``spent`` has noted since the last call."""
+        """Takes from the buckets, local and shared, what ``spent`` has noted since the last call, and gives back
+        what ``refund`` has.
+        """
         unspent, self._unspent = self._unspent, {}
         if unspent:
             await self._local.spend(unspent)

@@ -6,13 +6,16 @@ SHA-256 is a safe hash at rest (there is nothing to guess); ID finds the entry w
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -24,6 +27,7 @@ _KEY = re.compile(r"bt-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NO_HASH = "0" * 64  # is compared for an unknown key, so that it takes as long as for a known one
 LOOK_EVERY_S = 1.0  # seconds between two looks whether the file of keys changed
+log = logging.getLogger(__name__)
 
 
 class ApiKey(msgspec.Struct, frozen=True):
@@ -84,12 +88,41 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def write_keys(path: Path, keys: list[ApiKey]) -> None:
-    """Atomically replaces the file of keys at ``path``, readable by its owner alone; makes missing directories."""
+    """Atomically replaces the file of keys at ``path``; makes missing directories. A new file is readable by its
+    owner alone; one that is replaced keeps its owner and mode, so that a router of another user goes on reading it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(_File(keys)), indent=2) + b"\n")
-    os.replace(name, path)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    except OSError as error:
+        raise ConfigError(f"{path.parent}: no file can be made there: {error}", "router.keys_file") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(_File(keys)), indent=2) + b"\n")
+            if path.exists():
+                before = path.stat()
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), before.st_mode & 0o777)
+        os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} can't be replaced by a file of the same owner: {error}", "router.keys_file"
+        ) from None
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Lets one process at a time read, change and write the file of keys at ``path``: its folder is locked, which
+    every user can who may read it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
@@ -99,7 +132,6 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
     """
     if not _TENANT.fullmatch(tenant):
         raise ConfigError(f"tenant {tenant!r}: use 1 to 64 letters, digits, '.', '_' or '-'", "tenant")
-    keys = read_keys(path) if path.exists() else []
     key_id = secrets.token_hex(6)
     text = f"bt-{key_id}-{secrets.token_urlsafe(32)}"
     entry = msgspec.convert(
@@ -109,7 +141,8 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
         raise ConfigError("a weight is over 0, and rates are 0 (no limit) or more", "weight")
     if not -(2**31) <= entry.priority < 2**31:
         raise ConfigError(f"priority {entry.priority} has to fit 32 bits", "priority")
-    write_keys(path, [*keys, entry])
+    with _changing(path):
+        write_keys(path, [*(read_keys(path) if path.exists() else []), entry])
     return text
 
 
@@ -118,11 +151,12 @@ def revoke_key(path: Path, key_id: str) -> ApiKey:
 
     Raises ConfigError for an unknown id.
     """
-    keys = read_keys(path)
-    found = next((k for k in keys if k.id == key_id), None)
-    if found is None:
-        raise ConfigError(f"no key {key_id!r} in {path}; `baton keys list` shows them", "id")
-    write_keys(path, [msgspec.structs.replace(k, revoked=True) if k is found else k for k in keys])
+    with _changing(path):
+        keys = read_keys(path)
+        found = next((k for k in keys if k.id == key_id), None)
+        if found is None:
+            raise ConfigError(f"no key {key_id!r} in {path}; `baton keys list` shows them", "id")
+        write_keys(path, [msgspec.structs.replace(k, revoked=True) if k is found else k for k in keys])
     return found
 
 
@@ -141,14 +175,14 @@ def noted(key: ApiKey) -> ApiKey:
 class KeyRing:
     """Looks up API keys of a file, and reads the file again when it changes.
 
-    If the changed file can't be read, the keys stay as they were.
+    While the changed file can't be read, the keys stay as they were, and each look tries again.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock
+        self._stamp = _stamp(path)  # before it is read: a change in between is read at the next look
         self._keys = {k.id: k for k in read_keys(path)}
-        self._stamp = _stamp(path)
-        self._looked = clock()
+        self._looked, self._warned = clock(), False
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -181,12 +215,16 @@ class KeyRing:
         if self._clock() - self._looked < LOOK_EVERY_S:
             return
         self._looked, stamp = self._clock(), _stamp(self._path)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._keys = {k.id: k for k in read_keys(self._path)}
-            except ConfigError:
-                return
+        if stamp == self._stamp:
+            return
+        try:
+            self._keys = {k.id: k for k in read_keys(self._path)}
+        except ConfigError as error:
+            if not self._warned:
+                log.warning("API keys stay as they were, and a revoked one stays valid: %s", error.message)
+            self._warned = True
+            return
+        self._stamp, self._warned = stamp, False
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

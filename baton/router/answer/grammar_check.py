@@ -99,17 +99,20 @@ class GrammarCheck:
 
     async def _judge(self, message: Compile) -> GrammarVerdict:
         for _ in range(RESTARTS):
-            child = self._server.child()
+            try:
+                child = self._server.child()
+            except OSError:  # no process or descriptor to spare
+                break
             try:
                 child.send(message)
                 self._server.warm()
                 if (said := await _heard(child)) is not None:
                     return InvalidRequest(said.error) if said.error else None
-                if child.begun:
+                if child.exceeded:
                     return InvalidRequest(self._server.bounds.exceeded)
             finally:
                 child.kill()
-        raise Unavailable("grammars can't be checked now: their process doesn't start; ask again later")
+        raise Unavailable("grammars can't be checked now: their process doesn't start or is killed; ask again")
 
 
 def _over_bytes(grammar: Grammar) -> Grammar:

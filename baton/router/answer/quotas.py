@@ -43,6 +43,10 @@ class Quotas(msgspec.Struct, frozen=True):
                 self.decisions.refused(request, self.classes.tag_of(request), error)
             raise
 
+    def refund(self, generation: Generation, requests: int, tokens: int) -> None:
+        """Gives back so many of a call's choices and prompt tokens, which no worker has answered."""
+        self.gate.refund(generation.context.key, requests, tokens)
+
     async def charge_tokenizer(self, entry: ModelEntry, tokens: int) -> None:
         """Counts a tokenizer call against the caller's rates: one request, and 1/TOKENIZER_SHARE of its ``tokens``.
 

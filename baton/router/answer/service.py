@@ -5,12 +5,14 @@ Knows nothing of REST or gRPC; ``stream`` makes the answer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import takewhile
 
 import msgspec
 
-from baton.protos.errors import InvalidRequest
+from baton.protos.errors import DeadlineExceeded, InvalidRequest
 from baton.protos.nouns import Grammar, Sampling
 from baton.router.access.caller import CALLER
 from baton.router.answer.generation import Generation, GenerationOptions
@@ -29,8 +31,13 @@ from baton.router.answer.validate import (
 from baton.router.request.environment import Environment
 from baton.router.request.request import ServingBackend
 from baton.router.text.catalog import ModelCatalog, ModelEntry
+from baton.router.text.room import long_chars
 
 LEAST_DETOKENIZED = 32_768  # ids in one detokenize call, or as many as the model's context holds if those are more
+LATE = (
+    "the request was still being read, tokenized or checked at its deadline: its own timeout, or "
+    "router.request_timeout_s"
+)
 CHARS_PER_TOKEN = 4  # of text, to estimate a tokenizer call's cost before it is tokenized
 
 
@@ -74,8 +81,37 @@ class GenerationService(msgspec.Struct, frozen=True):
         Generation.
 
         ``read_prompts`` tokenizes: it returns token ids per prompt. Raises InvalidRequest, ContextTooLong,
-        Forbidden, QuotaExceeded, and Overloaded or Unavailable if a grammar can't be checked now.
+        Forbidden, QuotaExceeded, DeadlineExceeded if that takes longer than the options' deadline allows, and
+        Overloaded or Unavailable if a grammar can't be checked now.
         """
+        async with self.within(options.context.deadline):
+            generation = await self._prepared(entry, options, read_prompts)
+        if (deadline := options.context.deadline) is not None and self.environment.clock() >= deadline:
+            raise DeadlineExceeded(LATE)  # before anything is charged for it
+        await self.quotas.charge(generation)
+        return generation
+
+    @asynccontextmanager
+    async def within(self, deadline: float | None) -> AsyncIterator[None]:
+        """Runs the block until ``deadline`` at most, in seconds of the monotonic clock; None sets no bound.
+
+        Raises DeadlineExceeded if it isn't over by then.
+        """
+        bound = asyncio.timeout(None if deadline is None else max(0.0, deadline - self.environment.clock()))
+        try:
+            async with bound:
+                yield
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise DeadlineExceeded(LATE) from None
+
+    async def _prepared(
+        self,
+        entry: ModelEntry,
+        options: GenerationOptions,
+        read_prompts: Callable[[], Awaitable[Sequence[Sequence[int]]]],
+    ) -> Generation:
         arrived = self.environment.clock()
         check_n(options.n, self.limits)
         check_stops(options.stops, self.limits, options.names.get("stop", "stop"))
@@ -90,9 +126,7 @@ class GenerationService(msgspec.Struct, frozen=True):
         )
         context = msgspec.structs.replace(options.context.of_caller(caller), adapter_id=entry.adapter_id)
         prediction = await self._prediction(entry, options)
-        generation = Generation(request_id, entry, options, prompts, samplings, arrived, context, prediction)
-        await self.quotas.charge(generation)
-        return generation
+        return Generation(request_id, entry, options, prompts, samplings, arrived, context, prediction)
 
     async def _check_grammar(self, options: GenerationOptions) -> None:
         if "grammar" in options.sampling:
@@ -134,7 +168,8 @@ class GenerationService(msgspec.Struct, frozen=True):
         """The expected answer as tokens: no more than the model's context holds, up to one that it can't write."""
         if not options.prediction:
             return ()
-        ids = await self.catalog.text(entry).encode(options.prediction, add_special_tokens=False)
+        said = options.prediction[: long_chars(entry.max_model_len)]
+        ids = await self.catalog.text(entry).encode(said, add_special_tokens=False)
         return tuple(takewhile(lambda i: i < entry.vocab_size, ids[: entry.max_model_len]))
 
     async def _with_words(self, entry: ModelEntry, options: GenerationOptions) -> GenerationOptions:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import msgspec
 
-from baton.protos.errors import BatonError, Overloaded
+from baton.protos.errors import BatonError, ContextTooLong, ModelNotFound, Overloaded
 from baton.protos.nouns import TokenLogprobs, TokenRun
 from baton.router.answer.generation import Generation
 from baton.router.answer.metering import Meter, NoMeter
@@ -24,6 +24,7 @@ from baton.router.text.model import TextModel
 
 QUEUED_PIECES = 64  # pieces of all choices that wait for the client at most
 WINDOW = 64  # choices of one call that are with dispatch at once
+REFUSALS = (ModelNotFound, ContextTooLong)  # of dispatch, beside what may be tried again: nothing was computed
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -227,15 +228,23 @@ class AnswerStream:
 
     async def begun(self) -> None:
         """Waits for the first piece; raises an error that comes before it, while the whole call can still fail."""
-        self._first = await anext(self._pieces)
+        try:
+            self._first = await anext(self._pieces)
+        except BatonError as error:
+            self._opening.give_back(error)
+            raise
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
         """Yields every piece, in each choice's order. Raises the first error of any choice."""
         if self._first is not None:
             first, self._first = self._first, None
             yield first
-        async for piece in self._pieces:
-            yield piece
+        try:
+            async for piece in self._pieces:
+                yield piece
+        except BatonError as error:
+            self._opening.give_back(error)
+            raise
 
     @property
     def summaries(self) -> list[ChoiceSummary]:
@@ -339,6 +348,17 @@ class PromptSubmitter:
         """Counts in the metrics that the next prompt was refused with ``error``."""
         self._service.metering.refused(self._generation, self._prompt, error)
 
+    def give_back(self, error: BatonError) -> None:
+        """Refunds to the caller's key the choices without a token, and the prompts of which none has one, if
+        ``error`` ended the call because no worker could take it.
+        """
+        if not error.retryable and not isinstance(error, REFUSALS):
+            return
+        prompts, n = self._generation.prompts, self._generation.options.n
+        begun = [choice.prompt for choice in self.choices if choice.stream.emitted]
+        tokens = sum(len(ids) for prompt, ids in enumerate(prompts) if prompt not in begun)
+        self._service.quotas.refund(self._generation, len(prompts) * n - len(begun), tokens)
+
 
 def open_answer(service: GenerationService, generation: Generation, text: TextModel) -> AnswerStream:
     """Hands the prompts that fit WINDOW to dispatch and returns the stream of all pieces.
@@ -354,5 +374,6 @@ def open_answer(service: GenerationService, generation: Generation, text: TextMo
             choice.stream.cancel("failed")
         if isinstance(error, BatonError):
             opening.refused(error)
+            opening.give_back(error)
         raise
     return AnswerStream(generation, opening)

@@ -16,6 +16,7 @@ from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.json import JsonValue
 from baton.protos.nouns import MAX_LOGPROBS, POOLINGS, Sampling
 from baton.router.text.catalog import ModelEntry
+from baton.router.text.room import PromptRoom
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 LEAST_TOKENIZED = 1 << 20  # characters that one call may have tokenized, or
@@ -34,7 +35,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
-    "repetition_penalty": (0.0, 100.0),
+    "repetition_penalty": (0.01, 100.0),
     "top_k": (-1, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
@@ -42,7 +43,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "max_drafts": (0, 2**31 - 1),
 }
-ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})
+ABOVE_ZERO = frozenset({"top_p"})
 
 
 SamplingFields = Mapping[str, JsonValue]  # by the names of ``Sampling``, as they came from JSON or protobuf
@@ -137,12 +138,7 @@ def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -
     """
     if not ids:
         raise InvalidRequest(f"{param} is empty: give at least one token", param)
-    if len(ids) >= entry.max_model_len:
-        raise ContextTooLong(
-            f"{param} has {len(ids)} tokens and the model's context holds {entry.max_model_len}, the answer "
-            f"included: shorten it by at least {len(ids) - entry.max_model_len + 1}",
-            param,
-        )
+    PromptRoom(entry.max_model_len, param).check(len(ids))
     check_ids(ids, entry.vocab_size, param)
 
 
@@ -220,7 +216,7 @@ def _max_tokens(asked: int | None, entry: ModelEntry, prompt_tokens: int, defaul
 
 
 def _check_range(name: str, value: float, low: float, high: float, above: bool) -> None:
-    if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+    if not low <= value <= high or (above and value == low):  # no range holds NaN
         floor = f"over {low:g}" if above else f"from {low:g}"
         raise InvalidRequest(f"{name} is {value}: it must be {floor} to {high:g}", name)
 

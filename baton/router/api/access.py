@@ -16,9 +16,9 @@ from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER, NOBODY, with_call
 from baton.router.access.headers import clean_request_id
 from baton.router.api.error_wording import error_at
+from baton.router.api.grpc.bodies import with_counted_bodies
 from baton.router.api.grpc.decoding import with_decode_errors
 from baton.router.api.grpc.errors import grpc_errors
-from baton.router.api.limits import BodiesInFlight
 from baton.router.api.surfaces import AccessDependencies
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/version"})
@@ -34,9 +34,8 @@ class AccessMiddleware:
     That id is the caller's own if well formed, else this router's; ``explain`` finds a request by either.
     """
 
-    def __init__(self, app: ASGIApp, access: AccessDependencies, max_inflight_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, access: AccessDependencies) -> None:
         self._app, self._access = app, access
-        self._bodies = BodiesInFlight(max_inflight_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the application for an identified caller; answers others with the error."""
@@ -59,7 +58,7 @@ class AccessMiddleware:
             self._access.metrics.refused.labels(error.label).inc()
             await error_at(scope["path"], error)(scope, receive, send_with_id)
             return
-        with self._bodies.counting(receive) as counted:
+        with self._access.bodies.counting(receive) as counted:
             await self._app(scope, counted, send_with_id)
 
 
@@ -75,7 +74,8 @@ def is_open(path: str) -> bool:
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """gRPC interceptor that identifies callers by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``.
+    """gRPC interceptor that identifies callers by metadata (``authorization``, ``x-request-id``, ``x-slo-…``) and
+    limits messages in flight.
 
     Health and reflection need no key.
     """
@@ -99,7 +99,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         except BatonError as error:
             self._access.metrics.refused.labels(error.label).inc()
             return with_decode_errors(_refusing(await continuation(details), error))
-        return with_decode_errors(await continuation(details))
+        return with_decode_errors(with_counted_bodies(await continuation(details), self._access.bodies))
 
 
 def _refusing(handler: grpc.RpcMethodHandler | None, error: BatonError) -> grpc.RpcMethodHandler | None:

@@ -59,7 +59,7 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
         page_routes(),
     )
     describe(app)
-    return AccessMiddleware(app, surfaces.access, generation.limits.max_inflight_bytes)
+    return AccessMiddleware(app, surfaces.access)
 
 
 def app_of(*routers: APIRouter) -> FastAPI:

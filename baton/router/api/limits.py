@@ -18,8 +18,8 @@ RETRY_AFTER_S = 1.0  # seconds after which a client may try again
 
 
 class BodiesInFlight:
-    """Counts the bytes of the bodies of all requests that aren't answered yet, ``most`` at once; ``held`` is the
-    count.
+    """Counts the bytes of the bodies of all requests that aren't answered yet, of REST and gRPC, ``most`` at once;
+    ``held`` is the count.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,19 +38,31 @@ class BodiesInFlight:
             nonlocal taken
             message = await receive()
             size = len(message.get("body", b""))
-            if size and self.held + size > self._most:
-                raise Overloaded(
-                    f"bodies in flight hold {self.held} bytes of router.max_inflight_bytes; try again later",
-                    retry_after_s=RETRY_AFTER_S,
-                )
+            self._take(size)
             taken += size
-            self.held += size
             return message
 
         try:
             yield counted
         finally:
             self.held -= taken
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Counts a message of ``size`` bytes until the block ends. Raises Overloaded over the limit."""
+        self._take(size)
+        try:
+            yield
+        finally:
+            self.held -= size
+
+    def _take(self, size: int) -> None:
+        if size and self.held + size > self._most:
+            raise Overloaded(
+                f"bodies in flight hold {self.held} bytes of router.max_inflight_bytes; try again later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self.held += size
 
 
 async def read_body(request: Request, limit: int) -> bytes:

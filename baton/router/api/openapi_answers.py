@@ -144,6 +144,7 @@ COMPONENTS: dict[str, Json] = {
         stop_sequence=nullable(TEXT),
         usage=shape(
             None, input_tokens=COUNT, cache_creation_input_tokens=COUNT, cache_read_input_tokens=COUNT,
+            cache_creation=shape(None, ephemeral_5m_input_tokens=COUNT, ephemeral_1h_input_tokens=COUNT),
             output_tokens=COUNT,
         ),
     ),

@@ -29,9 +29,13 @@ from baton.router.api.request_body import RequestBody, ignored_header
 from baton.router.request.context import RequestContext
 from baton.router.text.model import TextModel
 from baton.router.text.reranking import INSTRUCTION, JudgePrompt, TokenLimits, judge_of
+from baton.router.text.room import PromptRoom
 
 Pairs = Sequence[tuple[str, str]]
 Scores = tuple[list[float], int]  # one per pair, and the tokens of all prompts
+MOST_TOKENS = (
+    2 << 20
+)  # of all prompts of a call: a query counts with every document, so a small body may ask for many
 
 
 class PairsBody(RequestBody):
@@ -170,11 +174,28 @@ class _Call:
             return await entry.encoder.prompt(text_model, query, document, room)
 
         async def prompts() -> list[Sequence[int]]:
-            return [await prompt(*pair) for pair in pairs]
+            for query in dict.fromkeys(query for query, _ in pairs):
+                await text_model.require_room(query, PromptRoom(entry.max_model_len, body.query_field))
+            await self._require_room(text_model, pairs[0][0], len(pairs), param)
+            found, tokens = list[Sequence[int]](), 0
+            for pair in pairs:
+                found.append(await prompt(*pair))
+                tokens += len(found[-1])
+                if tokens > MOST_TOKENS:
+                    raise _too_many(param, tokens)
+            return found
 
         generation = await service.prepare(entry, self._ask(judge, param), prompts)
         self.model, self._id = entry.name, generation.request_id
         return await _scores(service, generation, text_model, judge), generation.prompt_tokens
+
+    async def _require_room(self, text: TextModel, query: str, count: int, param: str) -> None:
+        """Raises InvalidRequest if ``count`` prompts are over MOST_TOKENS already by the query that all have."""
+        shared = count == 1 or not isinstance(self._body, ScoreBody) or len(self._body.text_1) == 1
+        if shared and len(query.encode()) * count > MOST_TOKENS:
+            tokens = count * len(await text.encode(query, add_special_tokens=False))
+            if tokens > MOST_TOKENS:
+                raise _too_many(param, tokens)
 
     def _ask(self, judge: JudgePrompt | None, param: str) -> GenerationOptions:
         timeout = timeout_s({TIMEOUT_HEADER: self._request.headers.get(TIMEOUT_HEADER, "")})
@@ -193,6 +214,11 @@ class _Call:
                 traceparent=clean_traceparent(self._request.headers.get("traceparent")),
             ),
         )
+
+
+def _too_many(param: str, tokens: int) -> InvalidRequest:
+    told = f"the query with each of the documents takes {tokens} tokens and more, and a call at most {MOST_TOKENS}"
+    return InvalidRequest(f"{told}: send fewer documents, or shorten the query", param)
 
 
 async def _scores(

@@ -6,6 +6,7 @@ Knows nothing of sockets or how the parts are made.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,7 @@ from baton.cluster.holds import RosterWithHolds
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.router.access.gate import AccessGate
 from baton.router.answer.service import GenerationService
+from baton.router.api.limits import BodiesInFlight
 from baton.router.dispatch.adapters.control import AdapterControl
 from baton.router.dispatch.prefix_control import PrefixControl
 from baton.router.dispatch.role_control import RoleControl
@@ -27,13 +29,14 @@ Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept heade
 
 
 class AccessDependencies(msgspec.Struct, frozen=True):
-    """Holds what the access middleware needs: the gate that checks keys, the metrics of refusals, and the
-    environment.
+    """Holds what the borders of REST and gRPC need: the gate that checks keys, the metrics of refusals, the
+    environment, and the count of bodies in flight, which they share.
     """
 
     gate: AccessGate
     metrics: RouterMetrics
     environment: Environment
+    bodies: BodiesInFlight
 
 
 class BatchSurface(msgspec.Struct, frozen=True):
@@ -88,7 +91,7 @@ class ClusterSurface(msgspec.Struct, frozen=True):
     max_body_bytes: int
 
 
-class Surfaces(msgspec.Struct, frozen=True):
+class Surfaces(msgspec.Struct, frozen=True, dict=True):
     """Holds the parts of every API surface of a router; ``roles``, ``adapters`` and ``prefixes`` are None if it
     belongs to no cluster.
     """
@@ -101,11 +104,11 @@ class Surfaces(msgspec.Struct, frozen=True):
     adapters: AdapterSurface | None = None
     prefixes: PrefixSurface | None = None
 
-    @property
+    @cached_property
     def access(self) -> AccessDependencies:
-        """Returns what the REST and gRPC borders need."""
-        quotas = self.generation.quotas
-        return AccessDependencies(quotas.gate, quotas.metrics, self.generation.environment)
+        """Returns what the REST and gRPC borders need, the same each time."""
+        quotas, bodies = self.generation.quotas, BodiesInFlight(self.generation.limits.max_inflight_bytes)
+        return AccessDependencies(quotas.gate, quotas.metrics, self.generation.environment, bodies)
 
 
 def registry_exposition(registry: CollectorRegistry) -> Exposition:

@@ -30,8 +30,8 @@ PACED = 64  # last placements by which the queue's pace is estimated
 class Admission:
     """Keeps the bounded queues of requests that wait for a worker, one per pool (model) and context class.
 
-    Call ``wake`` when something may have made room. ``max_queue`` limits each context class, ``max_inflight_bytes``
-    the estimated bytes of all requests in flight.
+    Call ``wake`` when something may have made room. ``max_queue`` limits each context class of a pool,
+    ``max_inflight_bytes`` the estimated bytes of all requests in flight.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Admission:
         self._queue: FairQueue[Ticket] = FairQueue()
         self._leading: dict[Ticket, None] = {}  # those that hold a decode worker's seat, which others may wait for
         self._shares = FairShares()
-        self._joined: dict[str, list[Ticket]] = {}
+        self._joined: dict[tuple[str, str], list[Ticket]] = {}  # in order, by pool and class
         self._counted: Counter[str] = Counter()
         self._work: Counter[str] = Counter()
         self._placements: deque[tuple[float, float]] = deque(maxlen=PACED)
@@ -70,7 +70,7 @@ class Admission:
             )
         self._refuse_late(pool, context_class, load)
         ticket: Ticket = Ticket(self, pool, context_class, self._shares.order(pool, load), self._clock(), load)
-        if self._counted[context_class] >= self._max_queue:
+        if len(self._joined.get((pool, context_class), ())) >= self._max_queue:
             self._make_room(ticket)
         self._count(ticket)
         return ticket
@@ -141,14 +141,15 @@ class Admission:
             )
 
     def _make_room(self, newcomer: Ticket) -> None:
-        """The least valuable of a full class gives way: the last in order, of whatever pool."""
+        """The least valuable of a pool's full class gives way: the last in order."""
         error = Overloaded(
-            f"the queue of context class {newcomer.queue!r} is full ({self._max_queue} requests, "
-            "router.max_queue); try again later",
+            f"the queue of context class {newcomer.queue!r} for {newcomer.pool!r} is full "
+            f"({self._max_queue} requests, router.max_queue); try again later",
             retry_after_s=self._retry_after(newcomer.queue),
         )
-        last = self._joined[newcomer.queue][-1]
+        last = self._joined[newcomer.pool, newcomer.queue][-1]
         if last.order < newcomer.order:
+            self._shares.refund(newcomer.pool, Place(newcomer.order, newcomer.load))
             raise error
         last.shed(error)
         self.dequeue(last)
@@ -173,14 +174,19 @@ class Admission:
         self._counted[ticket.queue] += 1
         self._work[ticket.pool] += ticket.load.work  # type: ignore[assignment]
         self._bytes += ticket.held_bytes
-        insert(self._joined.setdefault(ticket.queue, []), ticket)
+        insert(self._joined.setdefault((ticket.pool, ticket.queue), []), ticket)
 
-    def _uncount(self, ticket: Ticket) -> None:
+    def _uncount(self, ticket: Ticket, placed: bool = False) -> None:
         if ticket.counted:
             ticket.counted = False
+            if not placed:
+                self._shares.refund(ticket.pool, Place(ticket.order, ticket.load))
             self._counted[ticket.queue] -= 1
             self._work[ticket.pool] -= ticket.load.work  # type: ignore[assignment]
-            remove(self._joined[ticket.queue], ticket)
+            joined = self._joined[ticket.pool, ticket.queue]
+            remove(joined, ticket)
+            if not joined:
+                del self._joined[ticket.pool, ticket.queue]
             if not self._counted[ticket.queue] and not any(self._counted.values()):
                 self._idle()
 
@@ -219,9 +225,10 @@ class Admission:
         return True
 
     def _placed(self, ticket: Ticket) -> None:
-        if ticket.counted and ticket._refusal is None:
-            waiting = (other for other in self._joined[ticket.queue] if other.pool == ticket.pool)
+        placed = ticket._refusal is None
+        if ticket.counted and placed:
+            waiting = self._joined[ticket.pool, ticket.queue]
             first = next((Place(other.order, other.load) for other in waiting if other is not ticket), None)
             self._shares.placed(ticket.pool, Place(ticket.order, ticket.load), first)
             self._placements.append((self._clock(), ticket.load.work))
-        self._uncount(ticket)
+        self._uncount(ticket, placed)

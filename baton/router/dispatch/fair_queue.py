@@ -93,6 +93,7 @@ class FairShares:
         self._virtual: Counter[str] = Counter()
         self._last: dict[tuple[str, str], float] = {}
         self._arrivals = itertools.count()
+        self._first_arrival = 0  # since shares were reset
 
     def order(self, pool: str, load: RequestLoad) -> Order:
         """Returns the order key of a new request: the virtual time at which its share begins, shifted by its
@@ -113,6 +114,14 @@ class FairShares:
         begin = placed.begin if first is None or placed.order < first.order else min(placed.begin, first.begin)
         self._virtual[pool] = max(self._virtual[pool], begin)  # type: ignore[assignment]
 
+    def refund(self, pool: str, place: Place) -> None:
+        """Takes back what ``order`` counted for a request that was refused or left before it was placed: its tenant
+        is not put back for work that nobody does.
+        """
+        key = pool, place.load.tenant
+        if key in self._last and place.order[1] >= self._first_arrival:
+            self._last[key] -= place.load.work / place.load.weight
+
     def idle(self) -> None:
         """Resets all tenants' shares, because nobody waits.
 
@@ -121,6 +130,7 @@ class FairShares:
         for (pool, _), last in self._last.items():
             self._virtual[pool] = max(self._virtual[pool], last)  # type: ignore[assignment]
         self._last.clear()
+        self._first_arrival = next(self._arrivals)
 
 
 class FairQueue(Generic[W]):

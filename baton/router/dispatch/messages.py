@@ -49,6 +49,7 @@ def admit_message(attempt: Attempt, local: bool) -> w.Admit:
         traceparent=attempt.traceparent,
         prediction=request.prediction,
         retained=context.retained,
+        retained_tokens=context.retained_tokens,
     )
 
 
@@ -82,6 +83,7 @@ def prefill_message(
         fetch_blocks=taken.fetch_blocks,
         fetch_limit_s=taken.fetch_limit_s,
         retained=context.retained,
+        retained_tokens=context.retained_tokens,
     )
 
 

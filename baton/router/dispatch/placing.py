@@ -137,7 +137,7 @@ class Placer:
             raise NoWorker(NO_SECOND)
         decision = with_fetch(snapshot, routing, decision)
         writer = next(d for d in snapshot.decode if d.id == decision.taken.decode)
-        share = run.request.pin.hold(weights_of(writer.info))
+        share = None if lease_on else run.request.pin.hold(weights_of(writer.info))  # the lease's placement has one
         return self._view.reserve(decision, uncached(routing, decision.taken), seated=not lease_on, share=share)
 
     def _kin(self, run: ChoiceRun) -> ClusterSnapshot:

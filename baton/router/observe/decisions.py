@@ -29,6 +29,7 @@ KEPT_REQUESTS = 4096  # records in this process's ring
 KEPT_BYTES = 16 << 20  # bytes of them
 MAX_UNSENT = 4096  # records of one write to the store; what is over is dropped
 ASKED = "asked:"
+ANSWER_IDS = ("chatcmpl-", "cmpl-", "resp_", "msg_", "rerank-", "score-", "batch_req_")  # before a request's id
 FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: its own id shows the first
 
 
@@ -229,8 +230,8 @@ class DecisionLog:
 
 
 def request_id_in(text: str) -> str:
-    """Returns the request id within an answer's id: ``abc`` for ``cmpl-abc``, ``chatcmpl-abc`` and ``resp_abc``."""
-    for prefix in ("chatcmpl-", "cmpl-", "resp_"):
+    """Returns the request id within an answer's id: ``abc`` for ``cmpl-abc``, ``msg_abc`` and others."""
+    for prefix in ANSWER_IDS:
         if text.startswith(prefix):
             return text.removeprefix(prefix)
     return text

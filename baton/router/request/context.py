@@ -11,12 +11,28 @@ from baton.router.access.caller import Caller
 from baton.router.access.keys import ApiKey
 
 
+class MarkedTokens(msgspec.Struct, frozen=True):
+    """Holds how many leading tokens of a prompt lie before the last breakpoint of the cache, by its time to live; 0
+    for no such breakpoint.
+    """
+
+    hour: int = 0
+    minutes: int = 0  # five of them, the default
+
+    @property
+    def all(self) -> int:
+        """Returns the number of tokens before the last breakpoint of any time to live."""
+        return max(self.hour, self.minutes)
+
+
 class RequestContext(msgspec.Struct, frozen=True):
     """Holds the context of one call, shared by all of its prompts and choices.
 
     ``deadline`` is on the router's monotonic clock; SLOs are in seconds, 0 for none. A lower ``priority`` is
     sooner. ``asked_id`` is the caller's own id of the call and not unique. ``session`` names the conversation that
-    the call belongs to, or is "". ``retained``: the caller hints that it will use the prefix again.
+    the call belongs to, or is "". ``retained``: the caller hints that it will use the prefix again, of which
+    ``retained_tokens`` is the length, 0 for the whole prompt with its answer; ``marked`` says where the caller's
+    breakpoints are.
     """
 
     adapter_id: str = ""
@@ -26,6 +42,8 @@ class RequestContext(msgspec.Struct, frozen=True):
     traceparent: str = ""
     session: str = ""
     retained: bool = False
+    retained_tokens: int = 0
+    marked: MarkedTokens = MarkedTokens()
     asked_id: str = ""
     key: ApiKey | None = None
     slo_ttft_s: float = 0.0
@@ -48,10 +66,19 @@ class RequestContext(msgspec.Struct, frozen=True):
             tenant_salt=caller.salted(self.tenant_salt),
             priority=caller.priority(self.priority),
             session=caller.session or self.session,
-            asked_id=caller.asked_id,
+            asked_id=self.asked_id or caller.asked_id,
             key=caller.key,
             slo_ttft_s=caller.slo_ttft_s,
             slo_tpot_s=caller.slo_tpot_s,
+        )
+
+    def with_marks(self, marked: MarkedTokens, whole: bool) -> RequestContext:
+        """Returns this context with the breakpoints ``marked``. With ``whole`` the hint is about the prompt and its
+        answer, as where a breakpoint behind a whole conversation says that it goes on.
+        """
+        retained = whole or marked.all > 0
+        return msgspec.structs.replace(
+            self, marked=marked, retained=retained, retained_tokens=0 if whole else marked.all
         )
 
     def with_slos(self, ttft_s: float, tpot_s: float) -> RequestContext:

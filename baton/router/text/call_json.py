@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+from baton.router.text.surrogates import whole_pairs
 from baton.router.text.tool_events import ArgumentsEvent, CallEvent, Event
 
 ARGUMENTS = frozenset({"arguments", "parameters"})
@@ -19,7 +20,8 @@ _CLOSES = {"}": "{", "]": "["}
 class CallParser:
     """Parses one JSON value of tool calls incrementally; ``first_index`` is the first call's index.
 
-    ``done`` is set after its last character, ``broken`` where it can't be the JSON of a call.
+    ``done`` is set after its last character, ``broken`` where it can't be the JSON of a call, ``in_string`` within
+    a string.
     """
 
     def __init__(self, first_index: int = 0) -> None:
@@ -27,7 +29,7 @@ class CallParser:
         self.index = first_index - 1
         self._stack: list[str] = []
         self._level = 0  # how deep a call's own keys are: 1 in an object, 2 in an array of objects
-        self._in_string = self._escaped = False
+        self.in_string = self._escaped = False
         self._begin_call()
 
     def push(self, text: str) -> tuple[list[Event], str]:
@@ -63,7 +65,7 @@ class CallParser:
     def _take(self, char: str, events: list[Event]) -> None:
         at = len(self._text)
         self._text.append(char)
-        if self._in_string:
+        if self.in_string:
             self._take_in_string(char, at)
         elif char in _CLOSES:
             self._close(char, at, events)
@@ -84,13 +86,13 @@ class CallParser:
         elif char == "\\":
             self._escaped = True
         elif char == '"':
-            self._in_string = False
+            self.in_string = False
 
     def _begin_value(self, char: str, at: int) -> None:
         if self._own and self._key is not None and self._value_at is None:
             self._value_at = at
         if char == '"':
-            self._in_string = True
+            self.in_string = True
             if self._own and self._key is None:
                 self._string_at = at + 1
         elif char in "{[":
@@ -126,6 +128,7 @@ class CallParser:
         elif self._key in ARGUMENTS:
             self._waiting += value[self._sent :] if value[:1] != '"' else _unquoted(value)
         self._key = self._value_at = self._value_end = None
+        self._sent = 0
         self._release(events)
 
     def _call(self, value: str, events: list[Event]) -> None:
@@ -153,6 +156,6 @@ class CallParser:
 def _unquoted(value: str) -> str:
     """A JSON string's text; as it stands where it isn't one."""
     try:
-        return str(json.loads(value))
+        return str(json.loads(whole_pairs(value)))
     except ValueError:
         return value

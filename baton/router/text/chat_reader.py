@@ -12,7 +12,7 @@ import msgspec
 
 from baton.protos.json import Json
 from baton.router.text.reasoning_parsers import ReasoningParser
-from baton.router.text.tool_events import ArgumentsEvent, CallEvent, Event, TextEvent
+from baton.router.text.tool_events import ArgumentsEvent, CallEvent, Event, TextEvent, ThoughtEvent
 from baton.router.text.tool_parsers import ToolParser
 
 MessageDelta = Json
@@ -105,6 +105,8 @@ class ChatReader:
     def _delta(self, event: Event) -> MessageDelta | None:
         if isinstance(event, TextEvent):
             return {"content": event.text}
+        if isinstance(event, ThoughtEvent):
+            return {"reasoning_content": event.text} if self._reading.shows_reasoning else None
         if event.index and not self._reading.parallel:
             return None
         if isinstance(event, CallEvent):

@@ -27,6 +27,7 @@ PLAIN = """\
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 # Stands at the end of a message that is to be continued; whether its space is left says if the template trims.
 OPEN_END = "CONTINUE-FROM-HERE "
+DEFAULT, TOOL_USE = "default", "tool_use"  # a model's templates, by transformers' names
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -43,18 +44,19 @@ class _Generation(Extension):
 class ChatTemplate:
     """Renders one compiled chat template; ``names`` are the variables that it reads.
 
-    ``special_tokens`` maps names such as "bos_token" to their text. Raises CheckpointError if it doesn't compile.
+    ``special_tokens`` maps names such as "bos_token" to their text. ``with_tools`` is the template of conversations
+    that have tools, if the model has one of its own for them; ``names`` and ``source`` are then of both. Raises
+    CheckpointError if a template doesn't compile.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        self.source = source
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, with_tools: str | None = None
+    ) -> None:
         self._special = dict(special_tokens or {})
-        environment = _environment()
-        try:
-            self._template = environment.from_string(source)
-            self.names = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-        except jinja2.TemplateError as error:
-            raise CheckpointError(f"the model's chat template doesn't compile: {error}", "chat_template") from None
+        self._template, self.names = _compiled(source)
+        self._with_tools, more = (self._template, self.names) if with_tools is None else _compiled(with_tools)
+        self.names |= more
+        self.source = source if with_tools is None else f"{source}\n{with_tools}"
 
     def render(
         self,
@@ -69,8 +71,9 @@ class ChatTemplate:
         Raises InvalidRequest if the template refuses the conversation.
         """
         ours = {"messages": messages, "tools": tools, "documents": documents, **self._special}
+        template = self._with_tools if tools else self._template
         try:
-            return self._template.render({**(switches or {}), **ours}, add_generation_prompt=add_generation_prompt)
+            return template.render({**(switches or {}), **ours}, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses this: {error}", "messages") from None
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
@@ -105,20 +108,31 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     Raises CheckpointError.
     """
     config = _read_json(directory / "tokenizer_config.json")
-    source = _source(directory, config)
-    if source is None:
+    sources = _sources(directory, config)
+    if DEFAULT not in sources:
         return None
-    return ChatTemplate(source, _special_tokens(_read_json(directory / "special_tokens_map.json") | config))
+    special = _special_tokens(_read_json(directory / "special_tokens_map.json") | config)
+    return ChatTemplate(sources[DEFAULT], special, sources.get(TOOL_USE))
 
 
-def _source(directory: Path, config: Json) -> str | None:
+def _sources(directory: Path, config: Json) -> dict[str, str]:
+    """Returns the model's templates by name; a model with one has ``DEFAULT`` alone."""
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return {DEFAULT: file.read_text(encoding="utf-8")} | _further(directory)
     found = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template")
-    if isinstance(found, list):  # several, by name
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found
+    if not isinstance(found, list):
+        return {DEFAULT: found} if isinstance(found, str) else {}
+    try:
+        return {entry["name"]: entry["template"] for entry in found}
+    except (KeyError, TypeError):
+        text = f"{directory}: a list of chat templates needs a name and a template in each entry"
+        raise CheckpointError(text, "chat_template") from None
+
+
+def _further(directory: Path) -> dict[str, str]:
+    folder = directory / "additional_chat_templates"
+    return {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.jinja"))}
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
@@ -135,6 +149,16 @@ def _read_json(path: Path) -> Json:
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON: {error}", "tokenizer") from None
     return found if isinstance(found, dict) else {}
+
+
+def _compiled(source: str) -> tuple[jinja2.Template, frozenset[str]]:
+    """Returns the template and the variables that it reads. Raises CheckpointError."""
+    environment = _environment()
+    try:
+        names = meta.find_undeclared_variables(environment.parse(source))
+        return environment.from_string(source), frozenset(names)
+    except jinja2.TemplateError as error:
+        raise CheckpointError(f"the model's chat template doesn't compile: {error}", "chat_template") from None
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

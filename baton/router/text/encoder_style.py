@@ -34,6 +34,7 @@ class EncoderStyle(msgspec.Struct, frozen=True):
 
         ``most`` limits the tokens. Raises ContextTooLong and InvalidRequest.
         """
+        document = await text.beginning(document, most.prompt if most.document is None else most.document)
         pair = await text.encode_pair(query, document, most.prompt, most.document)
         return [i + self.vocab * min(of, self.types - 1) for i, of in zip(pair.ids, pair.types, strict=True)]
 

@@ -17,13 +17,23 @@ from baton.protos.json import Json
 from baton.protos.nouns import JSON_OPTIONS
 
 
+class UnboundSchema(Exception):
+    """Says that no grammar can hold a format's calls to the schema of tool number ``tool``, and why."""
+
+    def __init__(self, tool: int, why: str) -> None:
+        super().__init__(why)
+        self.tool = tool
+
+
 class CallSyntax(msgspec.Struct, frozen=True):
     """Holds what a format's rules are made of: the tools that may be called, as (name, JSON schema of the
     arguments), and ``special``, which returns the id of the special token that a mark is, None if it is text.
+    ``opened`` says that the prompt ends within a message, where a format has messages.
     """
 
     tools: Sequence[tuple[str, Json]]
     special: Callable[[str], int | None] = lambda mark: None
+    opened: bool = False
 
     def mark(self, mark: str) -> str:
         """Returns the Lark expression of ``mark``."""

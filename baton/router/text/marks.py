@@ -9,10 +9,11 @@ from baton.router.text.detokenize import StopStrings
 
 
 class MarkSplitter:
-    """Splits text that arrives in pieces at the first of ``marks``."""
+    """Splits text that arrives in pieces at the first of ``marks``; ``mark`` is the one that was found."""
 
     def __init__(self, *marks: str) -> None:
         self._marks = marks
+        self.mark = ""
         self._stops = StopStrings(marks, include=True)
         self._behind = ""
 
@@ -22,7 +23,7 @@ class MarkSplitter:
         released, found = self._stops.push(text)
         if not found:
             return released, None
-        mark = next(m for m in self._marks if released.endswith(m))
+        self.mark = mark = next(m for m in self._marks if released.endswith(m))
         return released[: -len(mark)], (tail + text)[len(released) :]
 
     def flush(self) -> str:

@@ -1,23 +1,33 @@
-"""One model's tokenizer and chat template; long texts are tokenized off the event loop.
+"""One model's tokenizer and chat template; long texts are tokenized off the event loop, in turns of their tenants.
 
 Knows nothing of REST, gRPC, sampling or workers.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from baton.protos.errors import InvalidRequest
+from baton.router.access.caller import CALLER
 from baton.router.text.chat_template import PLAIN, ChatMessage, ChatTemplate, load_chat_template
 from baton.router.text.detokenize import Detokenizer
-from baton.router.text.tokenizer import ByteTokenizer, HfTokenizer, PairIds, Tokenizer, token_name
+from baton.router.text.fair_threads import FairThreads
+from baton.router.text.room import LOST_AT_CUT, MOST_PART, PromptRoom, long_chars
+from baton.router.text.tokenizer import (
+    ByteTokenizer,
+    HfTokenizer,
+    KeepingTokenizer,
+    PairIds,
+    Tokenizer,
+    token_name,
+)
 
 INLINE_CHARS = 2048  # about 0.5 ms; a thread costs 0.1 ms
+THREADS = 2  # of a model, for its long texts
 INLINE_IDS = 4096  # tokens that are decoded on the event loop; more would hold it up
 _T = TypeVar("_T")
 
@@ -26,13 +36,41 @@ class TextModel:
     """Joins a tokenizer and, where the model has one, its chat template."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer: Tokenizer = tokenizer
+        self._keeping: dict[tuple[str, ...], TextModel] = {}  # by marks of a format, of which there are few
         self._template = template
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self._threads = FairThreads(THREADS, "tokenize")
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of a text, computed in a thread if it is over INLINE_CHARS."""
+    async def encode(self, text: str, add_special_tokens: bool = True, room: PromptRoom | None = None) -> list[int]:
+        """Returns the token ids of a text, computed in a thread if it is over INLINE_CHARS.
+
+        Raises as ``require_room`` if ``room`` is given.
+        """
+        if room is not None:
+            await self.require_room(text, room)
         return await self._run(len(text) <= INLINE_CHARS, self.tokenizer.encode, text, add_special_tokens)
+
+    async def require_room(self, text: str, room: PromptRoom) -> None:
+        """Raises ContextTooLong for a long text that is sure not to fit ``room``: it is counted part by part, each
+        with a turn of its own, until that shows. So such a text costs about as much as one that fits.
+        """
+        size, tokens = long_chars(room.max_model_len), 0
+        if len(text) <= size:
+            return
+        size = min(size, MOST_PART)
+        for begin in range(0, len(text), size):
+            tokens += len(await self.encode(text[begin : begin + size], add_special_tokens=False)) - LOST_AT_CUT
+            room.check(tokens, at_least=True)
+
+    async def beginning(self, text: str, tokens: int) -> str:
+        """Returns a part of ``text`` whose first ``tokens`` tokens are the text's own: of a long text its
+        beginning, if that has so many.
+        """
+        part = text[: long_chars(tokens)]
+        if len(part) == len(text):
+            return text
+        found = len(await self.encode(part, add_special_tokens=False))
+        return part if found - LOST_AT_CUT >= tokens else text
 
     async def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
         """Returns the token ids of two texts as one prompt; arguments and errors as of
@@ -41,14 +79,15 @@ class TextModel:
         short = len(first) + len(second) <= INLINE_CHARS
         return await self._run(short, self.tokenizer.encode_pair, first, second, most, most_second)
 
-    async def encode_prompt(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+    async def encode_prompt(self, text: str, add_special_tokens: bool, room: PromptRoom) -> list[int]:
         """Returns the token ids of a prompt to continue.
 
-        Raises InvalidRequest, naming ``param``, for an empty text, even if the model would add a special token.
+        Raises InvalidRequest for an empty text, even if the model would add a special token, and ContextTooLong as
+        ``require_room`` does.
         """
         if not text:
-            raise InvalidRequest(f"{param} is empty: give at least one token", param)
-        return await self.encode(text, add_special_tokens)
+            raise InvalidRequest(f"{room.param} is empty: give at least one token", room.param)
+        return await self.encode(text, add_special_tokens, room)
 
     async def encode_chat(
         self,
@@ -56,13 +95,14 @@ class TextModel:
         add_generation_prompt: bool = True,
         switches: Mapping[str, object] | None = None,
         continues: bool = False,
+        room: PromptRoom | None = None,
     ) -> list[int]:
         """Returns the token ids of a conversation; special tokens come from the template only.
 
-        Parameters and errors are ``render_chat``'s.
+        Parameters and errors are ``render_chat``'s, and ``encode``'s for ``room``.
         """
         text = self.render_chat(messages, add_generation_prompt, switches, continues=continues)
-        return await self.encode(text, add_special_tokens=False)
+        return await self.encode(text, add_special_tokens=False, room=room)
 
     def render_chat(
         self,
@@ -84,16 +124,27 @@ class TextModel:
             return self._template.render_open(messages, switches, tools, documents)
         return self._template.render(messages, add_generation_prompt, switches, tools, documents)
 
-    def hides(self, mark: str) -> bool:
-        """Returns whether skipping special tokens would remove ``mark``, or a part of it, from a text."""
-        ids = self.tokenizer.encode(mark, add_special_tokens=False)
-        return any(not self.tokenizer.token_bytes(i, skip_special_tokens=True) for i in ids)
+    def keeping(self, marks: tuple[str, ...]) -> TextModel:
+        """Returns the model with those special tokens left in texts that ``marks`` are made of, though others are
+        skipped.
+        """
+        if marks not in self._keeping:
+            kept = frozenset(token_id for mark in marks for token_id in self._hidden(mark))
+            model = copy(self) if kept else self
+            if kept:
+                model.tokenizer = KeepingTokenizer(self.tokenizer, kept)
+            self._keeping[marks] = model
+        return self._keeping[marks]
 
     def special_id(self, mark: str) -> int | None:
         """Returns the id of the special token that ``mark`` is; None if it is written as text."""
-        ids = self.tokenizer.encode(mark, add_special_tokens=False)
-        hidden = [i for i in ids if not self.tokenizer.token_bytes(i, skip_special_tokens=True)]
+        hidden = self._hidden(mark)
         return hidden[0] if len(hidden) == 1 else None
+
+    def _hidden(self, mark: str) -> list[int]:
+        """Returns the special tokens of ``mark``, which a text that skips them lacks."""
+        ids = self.tokenizer.encode(mark, add_special_tokens=False)
+        return [i for i in ids if not self.tokenizer.token_bytes(i, skip_special_tokens=True)]
 
     @property
     def template_names(self) -> frozenset[str]:
@@ -121,7 +172,7 @@ class TextModel:
     async def _run(self, inline: bool, work: Callable[..., _T], *args: object) -> _T:
         if inline:
             return work(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args))
+        return await self._threads.run(CALLER.get().tenant, partial(work, *args))
 
 
 def load_text(directory: Path | None, vocab_size: int, special: Sequence[int] = ()) -> TextModel:

@@ -51,6 +51,7 @@ class JudgePrompt(msgspec.Struct, frozen=True):
         """
         instruction, query = asked
         question = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+        document = await text.beginning(document, most.prompt if most.document is None else most.document)
         ids = await text.encode(question + document, add_special_tokens=False)
         room = most.prompt - len(self.before) - len(self.behind)
         if len(ids) > room or most.document is not None:

@@ -83,8 +83,10 @@ class TokenSpans:
 
     def _skip_marks(self) -> None:
         """Skips what stands between two parts, because it can hold the letters of the second."""
-        rest = self._text.lstrip()
-        mark = next((mark for mark in self._marks if rest.startswith(mark)), None)
-        if mark is not None:
+        while True:
+            rest = self._text.lstrip()
+            mark = next((mark for mark in self._marks if rest.startswith(mark)), None)
+            if mark is None:
+                return
             self._at += len(self._text) - len(rest) + len(mark)
             self._text = rest[len(mark) :]

@@ -71,13 +71,21 @@ class HfTokenizer:
         self._byte_level = _decoder_type(self._tokenizer) == "ByteLevel"
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Returns the token ids of ``text``, computed without holding the GIL."""
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        """Returns the token ids of ``text``, computed without holding the GIL. Raises InvalidRequest for half a
+        surrogate pair, which is no text.
+        """
+        try:
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError):
+            raise _no_text(text) from None
         return encoding.ids
 
     def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
         """Returns the token ids of two texts, joined by the special tokens of the tokenizer's own template."""
-        one, two = self._tokenizer.encode_batch([first, second], add_special_tokens=False)
+        try:
+            one, two = self._tokenizer.encode_batch([first, second], add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            raise _no_text(first + second) from None
         room = most - len(one.ids) - self._tokenizer.num_special_tokens_to_add(is_pair=True)
         if room < 1:
             text = f"the first text takes {len(one.ids)} of {most} tokens, which leaves no room for the second"
@@ -145,6 +153,38 @@ class ByteTokenizer:
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """Returns a detokenizer that works by bytes."""
         return ByteDetokenizer(lambda i: self.token_bytes(i, skip_special_tokens))
+
+
+class KeepingTokenizer:
+    """Converts as ``tokenizer`` does, and leaves the special tokens ``kept`` in a text that skips the others: what
+    reads the text needs them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, kept: frozenset[int]) -> None:
+        self._tokenizer, self._kept = tokenizer, kept
+        self.encode, self.encode_pair = tokenizer.encode, tokenizer.encode_pair
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Returns the text of the token ids, decoded by ``tokenizer``."""
+        shown = [i for i in ids if self.token_bytes(i, True)] if skip_special_tokens else ids
+        return self._tokenizer.decode(shown, skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
+        """Returns a token's bytes; none of a special one that is skipped and not kept."""
+        return self._tokenizer.token_bytes(token_id, skip_special_tokens and token_id not in self._kept)
+
+    def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
+        """Returns a detokenizer of the kind that ``tokenizer`` has."""
+        plain = self._tokenizer.detokenizer(context, skip_special_tokens)
+        if isinstance(plain, ByteDetokenizer):
+            return ByteDetokenizer(lambda i: self.token_bytes(i, skip_special_tokens))
+        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens), context)
+
+
+def _no_text(text: str) -> InvalidRequest:
+    """Returns the error for a text that the library refused, because UTF-8 has no halves of surrogate pairs."""
+    at = next((at for at, char in enumerate(text) if "\ud800" <= char <= "\udfff"), 0)
+    return InvalidRequest(f"the prompt is no valid text: half a surrogate pair at character {at}", "prompt")
 
 
 def token_name(token: bytes) -> str:

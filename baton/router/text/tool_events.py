@@ -1,4 +1,4 @@
-"""Defines what a parser of tool calls tells of an answer's text. Knows nothing of formats."""
+"""Defines what a parser tells of an answer's text. Knows nothing of formats."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import msgspec
 
 class TextEvent(msgspec.Struct, frozen=True):
     """Carries text of the answer that is no part of a call."""
+
+    text: str
+
+
+class ThoughtEvent(msgspec.Struct, frozen=True):
+    """Carries text of the model's reasoning, where a format tells it apart from the answer among calls."""
 
     text: str
 
@@ -25,4 +31,4 @@ class ArgumentsEvent(msgspec.Struct, frozen=True):
     text: str
 
 
-Event = TextEvent | CallEvent | ArgumentsEvent
+Event = TextEvent | ThoughtEvent | CallEvent | ArgumentsEvent

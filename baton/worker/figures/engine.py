@@ -23,6 +23,8 @@ TOTALS = {
     "prefix_asked_tokens": "prefix_queries",
     "preemptions": "preemptions",
     "leases_swept": "leases_swept",
+    "steps_ahead": "steps_ahead",
+    "rows_discarded": "rows_discarded",
     "busy_seconds": "busy_seconds",
     "drafts": "drafts",
     "draft_tokens": "draft_tokens",

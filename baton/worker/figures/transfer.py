@@ -43,6 +43,7 @@ class TransferFigures:
         self._pairs: dict[str, KvPair] = {}
         self._links: dict[str, KvLink] = {}
         self._refused: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
         self._in_a_row: Counter[str] = Counter()  # failed handoffs since the last complete one, by peer
         self._failed_at: dict[str, float] = {}  # when the last of those was counted
         self._why: dict[str, str] = {}  # last error by peer, of handoffs and of attempts to reach it
@@ -115,6 +116,12 @@ class TransferFigures:
             for _ in range(count):
                 self._metrics.refused(label)
         self._refused = Counter(totals)
+
+    def received(self, totals: Counter[str]) -> None:
+        """Counts KV bytes that handoffs brought; ``totals`` are those since the start, by host."""
+        for host, size in (totals - self._received).items():
+            self._metrics.received(host, size)
+        self._received = Counter(totals)
 
     @property
     def links(self) -> tuple[KvLink, ...]:

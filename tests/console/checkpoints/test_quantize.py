@@ -38,6 +38,25 @@ def test_it_says_what_it_made_and_how_to_judge_it(ask, tmp_path: Path) -> None:
     assert (settings["quant_method"], settings["group_size"]) == ("gptq", 32)
 
 
+def test_a_model_with_experts_is_written_as_transformers_loads_them(tmp_path: Path) -> None:
+    sizes = SIZES | {"intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model, out = make(tmp_path / "plain", "mixtral", tokenizer=True, **sizes), tmp_path / "out"
+    (tmp_path / "text.txt").write_text("a river in the hills and the sea\n" * 20)
+    text = ("--calibration", str(tmp_path / "text.txt"), "--group", "32", "--tokens", "32", "--samples", "2")
+    for method in ("gptq", "awq"):
+        done = CliRunner().invoke(
+            app, ["quantize", str(model), "--out", str(out / method), "--method", method, *text]
+        )
+        assert done.exit_code == 0, done.stderr
+        settings = json.loads((out / method / "config.json").read_text())["quantization_config"]
+        assert settings["format"] == "pack-quantized"
+        assert settings["config_groups"]["group_0"]["weights"]["symmetric"] is True
+        assert "transformers doesn't" not in done.stderr
+    done = CliRunner().invoke(app, ["quantize", str(model), "--out", str(tmp_path / "nf4"), "--method", "nf4"])
+    assert done.exit_code == 0, done.stderr
+    assert "transformers doesn't load experts as bitsandbytes" in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -133,13 +133,18 @@ def test_a_gpu_that_is_asked_for_and_not_here_or_too_old_fails_with_its_remedy()
     assert "KV takes what worker.kv_memory_bytes or worker.pages says" in named.what
 
 
-def test_the_room_for_kv_is_divided_as_a_start_divides_it() -> None:
+def test_the_room_for_kv_is_divided_as_a_start_divides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     paced = {"name": "far", "role": "decode", "count": 3, "worker": {"device": "paced:zero"}}
 
-    def said(**sections: object) -> str:
+    def said(worker: object = {"device": "auto"}, **sections: object) -> str:
         card = Gpu("H100", (9, 0), (13, 0), 80 << 30)
-        return machine.gpu(config(worker={"device": "auto"}, **sections), lambda: card).what
+        return machine.gpu(config(worker=worker, **sections), lambda: card).what
 
+    small, mirrors = 1 << 30, ("whole", "demand")
+    monkeypatch.setattr(machine, "available_bytes", lambda: small)
+    told = [said(worker={"device": "auto", "kv_mirror": mirror}) for mirror in mirrors]
+    assert [": the host's bounds it; " in each for each in told] == [True, False]
+    assert "the card's bounds it, and copies are made on demand; " in told[1]
     half, whole = "the card has room for 33.0 GiB", "the card has room for 67.0 GiB"
     assert half in said()
     assert half in said(cluster={"pools": [paced]})

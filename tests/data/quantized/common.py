@@ -55,12 +55,16 @@ def prompts() -> Tensor:
 
 
 def record(
-    directory: Path, model: nn.Module, dense: Callable[[nn.Module], Tensor], libraries: tuple[str, ...]
+    directory: Path,
+    model: nn.Module,
+    dense: Callable[[nn.Module], Tensor],
+    libraries: tuple[str, ...],
+    watched: tuple[str, ...] = WATCHED,
 ) -> None:
     """Writes what the library makes of its checkpoint: watched layers by ``dense``, each prompt's logits."""
     with torch.no_grad():
         logits = model(prompts()).logits[:, -1].float().contiguous()
-    values = {f"{name}.weight": dense(model.get_submodule(name)).float() for name in WATCHED}
+    values = {f"{name}.weight": dense(model.get_submodule(name)).float() for name in watched}
     save_file(
         {"logits": logits, **{k: v.contiguous().clone() for k, v in values.items()}},
         directory / "expected.safetensors",

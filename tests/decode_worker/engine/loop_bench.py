@@ -109,8 +109,10 @@ def request(
     return EngineRequest(f"r{key}", (*prompt, *emitted), len(prompt), Sampling(**fields), choice)
 
 
-def answer(prompt: list[int], choice: int = 0, **sampling: Any) -> list[int]:
-    return paced_answer(prompt, Sampling(**{"temperature": 0.0, "max_tokens": 8} | sampling), choice, **MODEL)
+def answer(prompt: list[int], choice: int = 0, until: Any = None, **sampling: Any) -> list[int]:
+    """The whole answer, within the grammar ``until`` if there is one."""
+    asked = Sampling(**{"temperature": 0.0, "max_tokens": 8} | sampling)
+    return paced_answer(prompt, asked, choice, grammar=until, **MODEL)
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
 from baton.decode_worker.engine.starvation import SHARED_S
+from baton.drill.language.grammar import GrammarDelays, SimulatedGrammars, follow
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.plan import StepPlan, StepResult
 from baton.kv.layout import prefix
 from baton.protos import channel as ch
+from baton.protos.nouns import Grammar, TokenRun
 from tests.decode_worker.engine.loop_bench import CONTEXT, MODEL, VOCAB, Bench, answer, bench, prompt_of, request
 from tests.faults import each_line
 
@@ -71,6 +74,33 @@ def test_a_replay_goes_on_at_the_next_index(bench: Bench) -> None:
     runs = [o.run for m in bench.tape.sent if isinstance(m, ch.Tokens) for o in m.outputs]
     assert runs[0].output_index == 5
     assert [t for r in runs for t in r.token_ids] == whole[5:]
+
+
+def test_a_replay_that_was_complete_when_it_came_ends_without_another_token() -> None:
+    """Its worker was lost before it heard from the grammar that the last token completed the answer."""
+    grammar, prompt = Grammar("regex", "x"), prompt_of(30)
+    asked = {"grammar": grammar, "max_tokens": 60}
+    whole = answer(prompt, until=follow(grammar), **asked)
+    bench = Bench(grammars=SimulatedGrammars(GrammarDelays(lambda: bench.now, random.Random(1))))
+    replayed = request(9, prompt, emitted=tuple(whole), **asked)
+    bench.say(ch.Admit(9, replayed, True, 0.0))
+    for _ in range(20):
+        bench.loop.turn([])
+        bench.now += 1.0
+    runs = [o.run for m in bench.tape.sent if isinstance(m, ch.Tokens) for o in m.outputs]
+    assert [(r.output_index, r.token_ids, r.finish_reason) for r in runs] == [(len(whole), (), "stop")]
+    assert bench.at_baseline()
+
+
+def test_a_handoff_that_brings_no_token_because_the_answer_was_complete_ends_it(bench: Bench) -> None:
+    prompt = prompt_of(50)
+    admitted = bench.admit(prompt, local=False)
+    bench.deliver(admitted, prompt)
+    ended = TokenRun(0, (), (), "stop")
+    (tokens,) = [m for m in bench.say(ch.Commit(admitted.key, 1, ended, 0)) if isinstance(m, ch.Tokens)]
+    assert [output.run for output in tokens.outputs] == [ended]
+    bench.say(ch.ReceiveClosed(admitted.key, 1))
+    assert bench.at_baseline()
 
 
 def test_choices_of_a_sampled_request_differ_by_index(bench: Bench) -> None:

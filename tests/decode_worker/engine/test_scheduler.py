@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.decode_worker.engine.following import following
 from baton.decode_worker.engine.job import DecodeJob
 from baton.decode_worker.engine.scheduler import DecodeScheduler
-from baton.engine.plan import SampledToken
+from baton.engine.grammar.state import GrammarState
+from baton.engine.plan import MOST_SCORED, SampledToken
 from baton.engine.request_checks import blocks_for, holdable
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
@@ -22,16 +26,18 @@ VOCAB = 9973
 ROOT = prefix.root("f", "test")
 
 
-def sequence(seq: int, prompt: int, max_tokens: int = 40) -> SequenceState:
+def sequence(seq: int, prompt: int, max_tokens: int = 40, scored: int | None = None) -> SequenceState:
     tokens = tuple((seq * 1000 + i) % 9973 for i in range(prompt))
-    sampling = Sampling(max_tokens=max_tokens)
+    sampling = Sampling(max_tokens=max_tokens, prompt_logprobs=scored)
     return SequenceState(seq, EngineRequest(str(seq), tokens, prompt, sampling), (), 4096)
 
 
-def join(scheduler: DecodeScheduler, seq: int, prompt: int, max_tokens: int = 40) -> DecodeJob:
+def join(
+    scheduler: DecodeScheduler, seq: int, prompt: int, max_tokens: int = 40, scored: int | None = None
+) -> DecodeJob:
     hashes = prefix.block_hashes(ROOT, sequence(seq, prompt).tokens)
     pages = scheduler.pool.open(hashes, blocks_for(prompt), scheduler.growth_reserve, limit_held=holdable(prompt))
-    job = DecodeJob(sequence(seq, prompt, max_tokens), ROOT, pages, seq)
+    job = DecodeJob(sequence(seq, prompt, max_tokens, scored), ROOT, pages, seq)
     scheduler.add(job)
     return job
 
@@ -63,6 +69,34 @@ def test_decodes_go_on_while_a_prompt_is_read_in_chunks() -> None:
         [(1, 1), (2, 4)],
         [(1, 1), (2, 1)],
     ]
+
+
+def test_prompts_that_want_logprobs_share_a_steps_rows_for_them_and_leave_the_rest_to_others() -> None:
+    scheduler = DecodeScheduler(PagePool(256), max_batch=8, chunk_tokens=512)
+    by_seq = {
+        1: join(scheduler, 1, 100, scored=1),
+        2: join(scheduler, 2, 200, scored=1),
+        3: join(scheduler, 3, 400),
+    }
+    assert run(scheduler, by_seq) == [(1, 100), (2, MOST_SCORED - 100), (3, 384)]
+    assert run(scheduler, by_seq) == [(1, 1), (2, MOST_SCORED), (3, 16)]
+    assert run(scheduler, by_seq)[:2] == [(1, 1), (2, 300 - 2 * MOST_SCORED)]
+
+
+def test_while_a_grammar_compiles_all_but_the_prompts_last_token_is_read() -> None:
+    scheduler = DecodeScheduler(PagePool(64), max_batch=8, chunk_tokens=32)
+    job = join(scheduler, 1, 50)
+    grammar = SimpleNamespace(ready=False, mask=None)
+    job.sequence = SequenceState(1, job.sequence.request, (), 4096, cast("GrammarState", grammar))
+    first = scheduler.plan()
+    behind = following(scheduler, first)
+    assert behind is not None
+    assert [len(plan.items[0].tokens) for plan in (first, behind.plan)] == [32, 17], "planned ahead, it is the same"
+    assert [run(scheduler, {1: job}) for _ in range(3)] == [[(1, 32)], [(1, 17)], []]
+    assert scheduler.starved() is None
+    grammar.ready = True
+    (last,) = scheduler.plan().items
+    assert (last.start, len(last.tokens), last.sample is None) == (49, 1, False)
 
 
 def test_two_prompts_share_one_chunk_budget_oldest_first() -> None:

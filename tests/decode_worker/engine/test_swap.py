@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.protos import channel as ch
+from baton.protos.errors import BatonError
 from baton.protos.measurements import StepSample
 from tests.decode_worker.engine import loop_bench
 from tests.decode_worker.engine.loop_bench import CONTEXT, MODEL, Bench, answer, prompt_of
@@ -33,6 +35,19 @@ def area(
     for sample in samples:
         found.observe(sample)
     return found, memory
+
+
+def test_copies_stay_within_what_the_host_has_room_for() -> None:
+    swap, _ = area(capacity=8)
+    mirror = SimpleNamespace(copies_left=4, make_whole=lambda pages: None, let_go=lambda pages: None)
+    swap._mirror = mirror  # type: ignore[assignment]
+    assert swap.save([1, 2, 3], 40) is None, "three copies, of which three pass through its pages"
+    kept = swap.save([1, 2], 32)
+    assert kept is not None
+    assert swap.save([3], 16) is not None
+    assert swap.save([4], 16) is None
+    swap.drop(kept)
+    assert swap.save([4], 16) is not None
 
 
 def test_what_was_saved_comes_back_in_other_pages_after_those_that_are_held() -> None:
@@ -92,6 +107,22 @@ def test_a_swapped_sequence_is_not_computed_again() -> None:
     assert again <= unswapped * CONTEXT
     if unswapped == 0:
         assert again == 0
+
+
+def test_what_the_host_cannot_get_is_computed_again() -> None:
+    def make_whole(pages: object) -> None:
+        raise BatonError("the card says no")
+
+    bench = slow_reader(pages=40)
+    swap = bench.loop.swap
+    assert swap is not None
+    swap._mirror = SimpleNamespace(make_whole=make_whole)  # type: ignore[assignment]
+    keys = [bench.admit(prompt_of(40, n), local=True, max_tokens=80).key for n in range(6)]
+    got = bench.finish(*keys, turns=5000)
+    assert [got[key] for key in keys] == [answer(prompt_of(40, n), max_tokens=80) for n in range(6)]
+    assert bench.loop.scheduler.preemptions > 0
+    assert swap.saved == swap.used == 0
+    assert bench.at_baseline()
 
 
 def test_a_cancelled_one_leaves_no_copy() -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from baton.kv.layout.page import layout_for
 from baton.kv.wire import frames
+from baton.kv.wire.control import Closing, encode_closing
 from baton.kv.wire.frames import HEADER_BYTES, Kind
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed
 from baton.protos.errors import CorruptFrame
+from baton.protos.nouns import TokenRun
 from tests.decode_worker.io.intake_rig import Lease, Rig, rig
 
 __all__ = ["rig"]
@@ -48,6 +50,13 @@ WRONG: dict[str, tuple[str, Callable[[Lease, Lease], list[bytes]]]] = {
     "an empty page": ("LayoutMismatch", lambda a, b: [a.block(1, payload=b"")]),
     "a commit before every block is in": ("HandoffRefused", lambda a, b: [a.block(1), a.block(3), a.commit()]),
     "a commit that says nothing": ("HandoffRefused", lambda a, b: [a.commit(body=b"\xff")]),
+    "a commit without a first token": (
+        "HandoffRefused",
+        lambda a, b: [
+            *[a.block(i) for i in (1, 2, 3)],
+            a.commit(body=encode_closing(Closing(TokenRun(60, ()), 0))),
+        ],
+    ),
     "a second open": ("HandoffRefused", lambda a, b: [a.open()]),
     "a frame only receivers send": ("CorruptFrame", lambda a, b: [a.frame(Kind.ACK)]),
     "noise": ("CorruptFrame", lambda a, b: [b"noise"]),

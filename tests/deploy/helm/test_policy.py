@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from baton.planner.simulator.cluster import SimSettings
 from tests.deploy.helm.charts import EXTRAS, PROFILES, SCRAPER, one, pod_specs, profile, render
 
 ALL = {**{name: profile(name) for name in PROFILES}, **EXTRAS}
@@ -198,3 +199,32 @@ def test_a_pod_has_longer_to_leave_than_its_drain_takes() -> None:
             stop = spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
             sleep = float(stop[1]) if stop[:1] == ["sleep"] else 8.0
             assert spec["terminationGracePeriodSeconds"] > drain + sleep, where
+
+
+def test_who_asks_for_metrics_reaches_the_router_also_where_its_clients_are_named() -> None:
+    values = {"networkPolicy": {"clients": [{"podSelector": {}}], "monitoring": SCRAPER}}
+    policy = one(render(values), "NetworkPolicy", "demo-baton-router")
+    reach = [rule for rule in policy["spec"]["ingress"] if rule["from"] == SCRAPER]
+    assert [[port["port"] for port in rule["ports"]] for rule in reach] == [["http"]]
+
+
+def test_the_alert_on_a_missing_router_is_of_the_releases_own_namespace() -> None:
+    manifests = render({"metrics": {"prometheusRule": {"enabled": True}}})
+    [rules] = [m for m in manifests if m["kind"] == "PrometheusRule"]
+    [gone] = [r for g in rules["spec"]["groups"] for r in g["rules"] if r.get("alert") == "BatonRouterGone"]
+    assert re.fullmatch(r'absent\(baton_workers\{namespace="[^"]+"\}\)', gone["expr"])
+
+
+def test_each_role_is_scaled_by_what_it_runs_out_of_first() -> None:
+    values = {"workers": {"autoscaling": {"enabled": True}}, "networkPolicy": {"monitoring": SCRAPER}}
+    found = {
+        manifest["metadata"]["name"].rpartition("-")[2]: {
+            each["pods"]["metric"]["name"]: each["pods"]["target"]["averageValue"]
+            for each in manifest["spec"]["metrics"]
+        }
+        for manifest in render(values)
+        if manifest["kind"] == "HorizontalPodAutoscaler"
+    }
+    assert found["decode"].keys() == {"baton_kv_cache_usage_ratio", "baton_batch_fill_ratio"}
+    most = SimSettings(prefill=1, decode=1).window_tokens  # uncached tokens that routers give one prefill worker
+    assert 1.5 * int(found["prefill"]["baton_sequences_waiting_tokens"]) < most

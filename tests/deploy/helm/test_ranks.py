@@ -67,23 +67,45 @@ def test_a_worker_and_its_further_pods_encrypt_by_one_certificate() -> None:
         assert {settings[key].rpartition("/")[0] for key in ("cert", "key", "ca")} == {mounts["tls"]}
 
 
-def test_a_pools_pods_reach_one_another_and_ranks_are_reached_by_nobody_else() -> None:
+def test_pods_of_workers_reach_ranks_and_ranks_the_ports_of_kv_and_nobody_else_does() -> None:
     manifests = render(VALUES)
     labels = one(manifests, "StatefulSet", "demo-baton-prefill-0-ranks")["spec"]["template"]["metadata"]["labels"]
-    policies = [m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"]
-    rules = [p for p in policies if selects(p["podSelector"], labels) and p.get("ingress")]
-    assert [rule["ingress"] for rule in rules] == [[{"from": [{"podSelector": rules[0]["podSelector"]}]}]]
-    peers = rules[0]["podSelector"]
-    assert rules[0]["egress"][0] == {"to": [{"podSelector": peers}]}
     lead = one(manifests, "StatefulSet", "demo-baton-prefill")["spec"]["template"]["metadata"]["labels"]
     decode = one(manifests, "StatefulSet", "demo-baton-decode")["spec"]["template"]["metadata"]["labels"]
     router = one(manifests, "Deployment", "demo-baton-router")["spec"]["template"]["metadata"]["labels"]
-    assert [selects(peers, each) for each in (lead, labels, decode, router)] == [True, True, False, False]
+    others = [lead, labels, decode, router]
+    assert [ports_to(manifests, each, labels) for each in others] == [ANY, ANY, ANY, NONE]
+    assert [ports_to(manifests, labels, each) for each in others] == [ANY, ANY, KV, NONE]
+    assert [ports_to(manifests, each, lead) for each in others] == [ANY, ANY, KV, {8100}]
     budgets = {
         m["metadata"]["name"]: m["spec"]["selector"] for m in manifests if m["kind"] == "PodDisruptionBudget"
     }
     assert selects(budgets["demo-baton-prefill-ranks"], labels)
     assert not selects(budgets["demo-baton-prefill"], labels)
+
+
+ANY, NONE, KV = {0}, set[int](), {8100, 8101}  # ports
+
+
+def ports_to(manifests: list[Manifest], caller: Manifest, called: Manifest) -> set[int]:
+    """Returns the ports at which a pod with labels ``caller`` may call one with ``called``: both sides' rules."""
+    into = allowed(manifests, called, "ingress", "from", caller)
+    out = allowed(manifests, caller, "egress", "to", called)
+    if ANY in (into, out):
+        return out if into == ANY else into
+    return into & out
+
+
+def allowed(manifests: list[Manifest], labels: Manifest, way: str, peers: str, other: Manifest) -> set[int]:
+    """Returns the ports that the policies of a pod with ``labels`` open ``way`` to a pod with labels ``other``."""
+    found = set[int]()
+    for policy in (m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"):
+        if selects(policy["podSelector"], labels):
+            for rule in policy.get(way, []):
+                said = [each.get("podSelector", {"matchLabels": {"": ""}}) for each in rule.get(peers, [])]
+                if any(selects(each, other) for each in said):
+                    found |= {each["port"] for each in rule["ports"]} if "ports" in rule else ANY
+    return ANY if found >= ANY else found
 
 
 def selects(selector: Manifest, labels: dict[str, str]) -> bool:

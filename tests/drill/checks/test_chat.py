@@ -26,6 +26,7 @@ def reply(message: Json, finish: str) -> bytes:
 
 def test_thoughts_content_and_calls_are_told_apart() -> None:
     assert said_of(CHAT, f"a{LOOK}\n\n{LOOK} b") == ChoiceMessage("", "a b", (LOOKED, LOOKED))
+    assert said_of(CHAT, f"a{LOOK[:-1]}") == ChoiceMessage("", "a", (LOOKED,))  # cut by a stop string
     assert said_of(CHAT, f"\n<think>\nso</think>\n\nyes{LOOK}") == ChoiceMessage("so", "yes", (LOOKED,))
     assert said_of(CHAT, f"<think>so{LOOK}") == ChoiceMessage(f"so{LOOK}", "", ())
     assert said_of(CHAT, f"a <think>b</think>{GO}").calls[0][0] == "go"

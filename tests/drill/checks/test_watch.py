@@ -10,7 +10,7 @@ from baton.protos.nouns import EngineRequest, Sampling
 
 def witnessed(answers: Answers, said: list[str], weights: str) -> EngineWitness:
     found = EngineWitness("d", {}, 2.0, 3.0, Witnesses(said.append, answers, {}, FairnessWitness()))
-    found.fingerprint = weights
+    found.weights = weights
     return found
 
 
@@ -27,4 +27,4 @@ def test_a_batch_line_may_begin_on_other_weights_than_another_line_but_not_go_on
     new.told(admitted("bb:0:2", 3), 0.0, 0.0)
     assert not said
     new.told(admitted("aa:0:2", 3), 0.0, 0.0)
-    assert said == ["request aa choice 0 goes on at d, which has other weights"]
+    assert said == ["request aa choice 0 goes on at d, which has other weights or KV"]

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 WORDS = "ember quartz walnut plume cobalt fennel gravel tulip".split()  # noqa: SIM905
 
 
 class SmallServer:
-    """Serves completions at ``url`` while it is entered; ``fault`` names what it does wrong, "" for nothing."""
+    """Serves completions at ``url`` while it is entered; ``fault`` names what it does wrong, "" for nothing.
 
-    def __init__(self, fault: str = "", part: asyncio.subprocess.Process | None = None) -> None:
+    The faults "cuts" and "never again" begin once ``has_lost`` says that a process of it was killed.
+    """
+
+    def __init__(self, fault: str = "") -> None:
         self.fault, self.url = fault, ""
-        self._part, self._cuts = part, 3  # the process whose end the faults "cuts" and "never again" begin with
+        self.has_lost: Callable[[], bool] = lambda: False
+        self._cuts = 3
         self._running = self._asked = 0
         self._last = ""
 
@@ -82,8 +87,8 @@ class SmallServer:
         return words
 
     def _hurt(self) -> bool:
-        """Returns whether the process ``part`` has ended, so that this stream is cut."""
-        if self._part is None or self._part.returncode is None:
+        """Returns whether a process was killed, so that this stream is cut."""
+        if not self.has_lost():
             return False
         self._cuts -= 1
         return self.fault == "never again" or self._cuts >= 0

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 import torch
 
+from baton.engine.abilities import adapters_of
 from baton.engine.adapters.reading import read_here
 from baton.engine.backends import loading
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan, adapters_of
+from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.sites import sites_of
 from baton.kernels.abi import native
 from baton.protos.channel import AdapterPlace
@@ -178,6 +179,38 @@ def test_drafted_rows_are_on_their_sequences_adapter(two: tuple[Path, Path, Path
     runner.run(StepPlan((SequenceStep(1, prompt[:-1], 0, pages, adapter=name),)))
     step = SequenceStep(1, [prompt[-1], *tokens[1:4]], 35, pages, spec, verify=(spec,) * 3, adapter=name)
     assert [one.token_id for one in runner.run(StepPlan((step,))).sampled] == tokens[1:5]
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_an_adapter_that_was_trained_inside_a_larger_model_adds_the_same(tmp_path: Path, prefix: str) -> None:
+    """Its names have another prefix, and some of its matrices, those of K and V that no layer reads, no effect."""
+    model, at = make(tmp_path / "model", "gemma3n"), "base_model.model."
+
+    def renamed(name: str) -> str:
+        return name.replace(f"{at}model.", f"{at}{prefix}").replace(f"{at}lm_head", f"{at}language_model.lm_head")
+
+    def inside(tensors: dict[str, torch.Tensor]) -> None:
+        found = {renamed(name): tensor for name, tensor in tensors.items()}
+        for name, tensor in tuple(found.items()):
+            if "layers.3." in name and "q_proj" in name:
+                found |= {name.replace("q_proj", other): tensor.clone() for other in ("k_proj", "v_proj")}
+        tensors.clear()
+        tensors.update(found)
+
+    targets, pattern = ("q_proj", "gate_proj", "linear_left", "embed_tokens", HEAD), "layers.1.self_attn.q_proj"
+    plain = write(tmp_path / "plain", model, targets, alpha_pattern={f"model.{pattern}": 3})
+    other = write(tmp_path / "inside", model, targets, change=inside, alpha_pattern={f"{prefix}{pattern}": 3})
+    runner = load(model)
+    wanted, found = (answers(runner, [hold(runner, at.name, at)] * 3) for at in (plain, other))
+    assert found == wanted
+    assert found != answers(runner, [])
+
+
+def test_an_adapter_beside_mixes_of_streams_is_refused_by_name(tmp_path: Path) -> None:
+    model = make(tmp_path / "model", "gemma3n")
+    runner, adapter = load(model), write(tmp_path / "adapter", model, (*ATTENTION, "modality_router"))
+    with pytest.raises(AdapterRefused, match=r"0\.altup\.modality_router, where adapters aren't applied"):
+        hold(runner, "a", adapter)
 
 
 @pytest.mark.parametrize("sample", ["plain", "spread"])

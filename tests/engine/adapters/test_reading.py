@@ -162,12 +162,13 @@ def test_another_vocabulary_is_refused(tmp_path: Path, model: Path) -> None:
         read(write(tmp_path / "a", model, ("embed_tokens",), change=grow))
 
 
+@pytest.mark.parametrize("spelt", [EMBED, EMBED.replace("model.", "model.language_model.")])
 def test_a_copy_of_the_bases_table_changes_nothing_and_another_table_is_refused(
-    tmp_path: Path, model: Path
+    tmp_path: Path, model: Path, spelt: str
 ) -> None:
     table = torch.randn(100, 48)
-    save_file({f"{EMBED}.weight": table.bfloat16()}, model / "model.safetensors")
-    base, name = AdapterBase(SITES, 16, 1 << 20, model=str(model)), f"base_model.model.{EMBED}.base_layer.weight"
+    save_file({f"{spelt}.weight": table.bfloat16()}, model / "model.safetensors")
+    base, name = AdapterBase(SITES, 16, 1 << 20, model=str(model)), f"base_model.model.{spelt}.base_layer.weight"
     same = _set(name, table.bfloat16().float())
     bare, copied = (write(tmp_path / "a", model, ("embed_tokens",), change=change) for change in (None, same))
     assert read(copied, base).info.id == read(bare, base).info.id

@@ -4,6 +4,7 @@ memory.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -14,7 +15,7 @@ from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.adapters.table import AdapterTable, ReadAdapter
 from baton.protos import channel as ch
 from baton.protos.adapter_id import adapter_id
-from baton.protos.errors import AdapterNotLoaded, AdapterRefused, BatonError
+from baton.protos.errors import AdapterNotLoaded, AdapterRefused, BatonError, RankLost
 from baton.protos.nouns import AdapterInfo, AdapterLimits
 
 BYTES = 100
@@ -32,10 +33,14 @@ class Host(AdapterHost):
     def __init__(self) -> None:
         self.held: list[str] = []
         self.pieces = 2  # that holding takes
+        self.fault: Exception | None = None  # that the next one's first piece raises
 
     def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
         for _ in range(self.pieces):
             yield
+            if self.fault is not None:
+                fault, self.fault = self.fault, None
+                raise fault
         self.held.append(adapter)
 
     def drop(self, adapter: str) -> None:
@@ -52,6 +57,8 @@ class Read:
         self.looks += 1
         if self.looks < 2:
             return None
+        if self.source.path == "unmapped":
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
         if self.source.path == "bad":
             return AdapterRefused("bad files", "lora_path")
         info = AdapterInfo(named(self.source.name, int(self.source.path)), self.source.path, 8, BYTES)
@@ -210,6 +217,27 @@ def test_loads_wait_for_one_another_and_a_bad_one_harms_none() -> None:
     assert isinstance(held, ch.AdapterIs)
     assert held.adapter.id == named("a", 5)
     assert changed == ch.AdaptersChanged((named("a", 5),))
+
+
+@pytest.mark.parametrize("where", ["reading", "holding"])
+def test_a_machine_without_memory_fails_that_adapter_alone(where: str) -> None:
+    t = Table()
+    t.load("before")
+    if where == "holding":
+        t.host.fault = OSError(errno.EMFILE, "Too many open files")
+    failed = t.load("a", path="unmapped" if where == "reading" else "")
+    assert isinstance(failed, ch.AdapterFailed)
+    assert failed.error.type == "Unavailable"
+    assert "to spare" in failed.error.message
+    assert isinstance(t.load("a"), ch.AdapterIs)
+    assert t.table.ids == (named("a"), named("before"))
+
+
+def test_a_lost_rank_ends_the_engine_all_the_same() -> None:
+    t = Table()
+    t.host.fault = RankLost("rank 1 has ended")
+    with pytest.raises(RankLost):
+        t.load("a")
 
 
 def test_the_list_tells_use_and_order() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from baton.engine.backends.residency import MOST_RECORDS, PageResidency, missing_of, ran
-from baton.engine.plan import SequenceStep
+from baton.engine.plan import DraftBranch, SequenceStep
 
 
 def item(seq: int, start: int, pages: list[int], count: int = 1) -> SequenceStep:
@@ -47,6 +47,14 @@ def test_one_that_was_away_brings_what_others_touched_meanwhile() -> None:
     run(resident, item(2, 0, [1], 3))  # took over a page of the first, which came back to it by a tier
     assert run(resident, item(1, 32, [0, 1, 2])) == [1]
     assert run(resident, item(2, 3, [1])) == [1]
+
+
+def test_a_branch_of_drafts_touches_its_pages_and_whoever_goes_on_with_them_brings_them() -> None:
+    resident = PageResidency(8)
+    run(resident, item(1, 0, [0, 1], 32))
+    drafted = SequenceStep(2, [0] * 4, 0, [3], draft_branches=(DraftBranch(0, 3, 1, pages=[1]),))
+    assert run(resident, drafted) == []
+    assert run(resident, item(1, 32, [0, 1, 2]), item(2, 2, [1])) == [1]  # a tier brought it back to the first
 
 
 def test_another_page_at_the_same_place_is_brought() -> None:

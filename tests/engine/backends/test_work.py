@@ -26,6 +26,24 @@ def test_the_costs_are_the_models_and_the_ceilings_the_machines(directory, quant
     assert 1e8 < work.peak_flops < 1e16
 
 
+@pytest.mark.parametrize("pages", ["shared", "own"])
+def test_layers_that_read_the_k_and_v_of_others_read_and_compute_as_if_these_were_their_own(tmp_path, pages):
+    """Checks a model of 6 layers, 4 with a window, of which the last 3 read K and V of others: 2 of them those of a
+    layer with a window.
+    """
+    sharing, apart = (
+        load_runner(
+            EngineConfig(
+                str(make(tmp_path / str(count), "gemma3n", num_kv_shared_layers=count)), window_pages=pages
+            )
+        ).work
+        for count in (3, 0)
+    )
+    assert sharing.pair_flops == apart.pair_flops
+    assert sharing.context_bytes == apart.context_bytes
+    assert sum(size for _, size in sharing.windows) == sum(size for _, size in apart.windows)
+
+
 def test_a_rounded_model_reads_less_for_the_same_operations(directory, tmp_path):
     plain, rounded = (
         load_runner(EngineConfig(str(directory), quantization=q, cache_dir=str(tmp_path))).work

@@ -159,11 +159,15 @@ def test_settings_out_of_range_are_named(single: Path) -> None:
             load_runner(EngineConfig(str(single), **changes))  # type: ignore[arg-type]
 
 
-def test_the_context_is_capped_by_the_models_own(single: Path) -> None:
-    def longest(asked: int | None) -> int:
-        return load_runner(EngineConfig(str(single), max_model_len=asked, threads=1)).spec.max_model_len
+def test_a_context_beyond_the_models_own_is_refused_but_for_a_draft(single: Path) -> None:
+    def longest(asked: int | None, is_draft: bool = False) -> int:
+        config = EngineConfig(str(single), max_model_len=asked, threads=1, is_draft=is_draft)
+        return load_runner(config).spec.max_model_len
 
-    assert (longest(None), longest(100), longest(10**6)) == (1024, 100, 1024)
+    assert (longest(None), longest(100), longest(10**6, is_draft=True)) == (1024, 100, 1024)
+    with pytest.raises(ConfigError, match="was made for contexts of 1024 tokens: lower it") as refused:
+        longest(1025)
+    assert refused.value.param == "max_model_len"
 
 
 def test_generation_config_says_which_ids_end_a_text(single: Path, copy: Callable[[Path], Path]) -> None:

@@ -6,15 +6,44 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.checkpoints.weights import load_weights
 from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Route
 from baton.kernels.linear.packed import PackedWeight
+from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
+from tests.conformance.drive import Driver
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_the_bias_by_which_experts_are_chosen_stays_float32(tmp_path: Path, quantization: str) -> None:
+    """A bias of 8 in bfloat16 would be a multiple of 1/16, and scores lie between 0 and 1."""
+    directory = make(tmp_path / "model", "glm4_moe_lite")
+    path = next(directory.glob("*.safetensors"))
+    stored = load_file(path)
+    biases = {name: 8 + torch.rand_like(stored[name]) for name in stored if name.endswith("correction_bias")}
+    save_file(stored | biases, path, {"format": "pt"})
+    config = EngineConfig(
+        str(directory), dtype="bfloat16", quantization=quantization, cache_dir=str(tmp_path / "cache")
+    )
+    model = ModelConfig.read(directory)
+    program, weights, *_ = load_weights(config, directory, model, program_for(model), torch.bfloat16)
+    found = [weights[op.bias] for op in program.ops if isinstance(op, Route) and op.bias]
+    assert len(found) == len(biases) > 0
+    for ours, theirs in zip(found, biases.values(), strict=True):
+        assert torch.equal(ours, theirs.float())
+    runner = load_runner(config)
+    assert (
+        len(Driver(runner, pages=40, chunk=32).answer([[1, 2, 3, 4]], Sampling(temperature=0.0, max_tokens=4))[0])
+        == 4
+    )
 
 
 def test_of_unpacked_experts_beside_packed_weights_only_those_asked_for_are_read(

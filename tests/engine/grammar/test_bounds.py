@@ -20,7 +20,7 @@ from baton.engine.grammar.running import Grammars
 from baton.engine.grammar.state import GrammarState
 from baton.grammars.limits import ProcessBounds
 from baton.grammars.messages import NextMask
-from baton.protos.errors import InvalidRequest
+from baton.protos.errors import InvalidRequest, Overloaded
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
 
 SPEC = paced_spec("test", kv_bytes_per_token=32, vocab_size=400, max_model_len=4096)
@@ -50,6 +50,12 @@ def forked(grammars: Grammars) -> list[int]:
     process = grammars._server._process
     assert process is not None
     return sorted(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+
+
+def exceeds(pid: int) -> None:
+    """Ends a process that stands still as the kernel ends one that is over its CPU time."""
+    os.kill(pid, signal.SIGPROF)
+    os.kill(pid, signal.SIGCONT)
 
 
 def test_a_grammar_that_compiles_for_minutes_is_refused_within_its_cpu_time() -> None:
@@ -83,7 +89,7 @@ def test_a_process_that_dies_of_a_token_ends_that_sequence_alone() -> None:
     os.kill(forked(grammars)[0], signal.SIGSTOP)
     poisoned.take(ord("k"))
     beside.take(ord("k"))
-    os.kill(forked(grammars)[0], signal.SIGKILL)
+    exceeds(forked(grammars)[0])
     with pytest.raises(InvalidRequest, match="too complex"):
         poisoned.mask(400)
     assert beside.mask(400)[ord("k")], "it reads its tokens again in a new process"
@@ -99,7 +105,7 @@ def test_a_process_that_dies_of_a_preview_costs_the_drafts_alone() -> None:
     state.mask(400)
     os.kill(forked(grammars)[0], signal.SIGSTOP)
     state.preview((ord("k"), ord("l")))
-    os.kill(forked(grammars)[0], signal.SIGKILL)
+    exceeds(forked(grammars)[0])
     assert state.mask_after(1, 400).all()
     assert state.followed == 0
     assert not state.follows_drafts
@@ -130,7 +136,7 @@ def test_a_token_that_dies_after_previews_is_tried_without_them() -> None:
     state = previewed(grammars := Grammars(SPEC, bounds=ProcessBounds(step_cpu_s=7.0)))
     os.kill(forked(grammars)[0], signal.SIGSTOP)
     state.take(ord("k"))
-    os.kill(forked(grammars)[0], signal.SIGKILL)
+    exceeds(forked(grammars)[0])
     goes_on_without_previews(state)
 
 
@@ -191,6 +197,12 @@ def test_a_tenants_grammars_beyond_their_memory_are_let_go_or_refused(monkeypatc
     grammars.turn()
     assert [state.error is None for state in kept].count(False) == 1
     assert kept[2].error is None
+    refused = next(state for state in kept if state.error is not None)
+    assert isinstance(refused.error, Overloaded)
+    monkeypatch.undo()
+    assert begun(grammars, refused.process.grammar.spec, "regex").mask(400).any(), (
+        "compiled again when there is room"
+    )
 
 
 def test_a_tenant_never_meets_what_another_has_compiled() -> None:

@@ -35,9 +35,14 @@ def test_granites_multipliers_go_into_what_is_there_already() -> None:
 
 
 def test_a_model_inside_a_larger_one_is_its_own() -> None:
-    for outer, inner in (("mistral3", "mistral"), ("mistral3", "ministral3"), ("llama4", "llama4_text")):
+    inside = (("mistral3", "mistral"), ("mistral3", "ministral3"), ("llama4", "llama4_text"), ("qwen3_vl", "qwen3"))
+    for outer, inner in inside:
         text = SIZES | {"num_experts_per_tok": 1, "model_type": inner}
         assert program(outer, text_config=text) == program(inner, num_experts_per_tok=1)
+
+
+def test_kimi_k2_is_deepseek_v3_with_other_sizes() -> None:
+    assert program("kimi_k2") == program("deepseek_v3")
 
 
 def test_layers_without_rope_turn_nothing_and_are_neither_halved_nor_untempered() -> None:
@@ -71,6 +76,9 @@ def test_experts_in_one_tensor_are_read_as_those_that_lie_apart(tmp_path: Path) 
         ("smollm3", {"use_sliding_window": True}, "use_sliding_window"),
         ("mistral3", {"text_config": SIZES | {"model_type": "pixtral"}}, "text_config"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("qwen2", {"is_causal": False}, "is_causal"),
+        ("deepseek_v2", {"mlp_bias": True}, "mlp_bias"),
+        ("qwen2", {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "yarn"}}, "rope_scaling"),
         ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
         ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
         ("granitemoehybrid", {"layer_types": ["mamba"] * 3}, "layer_types"),

@@ -12,6 +12,12 @@ from baton.engine.program.shares import Widths
 from baton.protos.errors import ConfigError
 from tests.engine.test_models import program
 
+STREAMS = {
+    "model_type": "gemma3n_text",
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+    "num_kv_shared_layers": 3,
+}
 KINDS = ["gemma2", "gemma3_text", "gpt_oss", "llama", "mixtral", "olmo2", "phi3", "qwen2", "qwen3_moe"]
 
 
@@ -99,6 +105,32 @@ def test_what_cannot_be_is_refused_with_what_can(kind: str, widths: Widths, says
         widths.require(program(kind, num_hidden_layers=4))
     assert refused.value.param == says.partition(" is ")[0] or "and" in says
     assert refused.value.param in (*widths.several, "tp")
+
+
+def test_stages_hand_on_every_residual_stream_and_say_where_one_reads_what_another_wrote() -> None:
+    whole = program(**STREAMS)
+    shares = [Widths(pp=3).share(whole, index) for index in range(3)]
+    assert [op for share in shares for op in share.program.ops] == list(whole.ops)
+    rows = {weight.name: sum(shape[0] for shape in weight.shapes) for weight in whole.weights}
+    (hidden,) = {weight.shapes[0][0] for weight in whole.weights if weight.name == "norm"}
+    for share in shares[1:]:
+        given = dict(zip(share.given.registers, share.given.widths, strict=True))
+        assert given == {"inputs": rows["inputs_project"], "streams": rows["streams_in"], "x": hidden}
+    assert all(share.crosses for share in shares), "the last layers read K and V of earlier stages"
+    assert not Widths(pp=2).share(program("llama", num_hidden_layers=6), 0).crosses
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_each_rank_norms_values_of_its_own_heads_and_has_queries_of_its_own(count: int) -> None:
+    whole = program(**STREAMS)
+    dim = whole.head_dim
+    for index in range(count):
+        share = Widths(tp=count).share(whole, index)
+        (first, end), heads = share.own_kv, share.program.heads
+        at = [op.first for op in share.program.ops if isinstance(op, p.NormPart)][: end - first]
+        assert at == [(heads + end - first + kv) * dim for kv in range(end - first)]
+        names = {op.weight for op in share.program.ops if isinstance(op, p.Linear) and op.out == "queries"}
+        assert {sum(end - begin for begin, end in share.rows[name]) for name in names} == {heads * dim}
 
 
 def test_the_widths_that_work_are_named_for_each_kind() -> None:

@@ -149,10 +149,13 @@ def awq(group: int = 32) -> Form:
     return Form({"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}, pack)
 
 
-def compressed(kind: str, strategy: str, group: int = 32) -> Form:
-    """Returns a compressed-tensors form; ``kind`` is int8, int8_asymmetric, fp8 or int4."""
+def compressed(kind: str, strategy: str, group: int = 32, order: bool = False) -> Form:
+    """Returns a compressed-tensors form; ``kind`` is int8, int8_asymmetric, fp8 or int4. Groups of int4 follow an
+    ``order`` if asked, which layers of the same inputs share.
+    """
     weights = {"num_bits": 4 if kind == "int4" else 8, "type": "float" if kind == "fp8" else "int"}
     weights |= {"strategy": strategy, "symmetric": kind != "int8_asymmetric", "group_size": group}
+    weights |= {"actorder": "group"} if order else {}
     form = {"fp8": "float-quantized", "int4": "pack-quantized"}.get(kind, "int-quantized")
     settings = {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"]}
     settings["config_groups"] = {"group_0": {"weights": weights, "targets": ["Linear"]}}
@@ -165,15 +168,14 @@ def compressed(kind: str, strategy: str, group: int = 32) -> Form:
             return {"weight": coded, "weight_scale": scale}, coded.float() * scale
         width = group if strategy == "group" else weight.shape[1]
         bits, symmetric = (4, True) if kind == "int4" else (8, kind == "int8")
-        q, zero, scale, value = rounded(weight, bits, width, symmetric)
-        half = 1 << (bits - 1)
+        k = weight.shape[1]
+        turn = torch.randperm(k, generator=torch.Generator().manual_seed(k)) if order else torch.arange(k)
+        q, zero, scale, value = rounded(weight[:, turn], bits, width, symmetric)
+        half, back = 1 << (bits - 1), torch.argsort(turn)
         if kind == "int4":
-            coded = packed(q.numpy(), 4, tuple(range(8)))
-            return {
-                "weight_packed": coded,
-                "weight_scale": scale,
-                "weight_shape": torch.tensor(weight.shape),
-            }, value
+            coded = packed(q[:, back].numpy(), 4, tuple(range(8)))
+            parts = {"weight_packed": coded, "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}
+            return parts | ({"weight_g_idx": (back // group).int()} if order else {}), value[:, back]
         parts = {"weight": (q - half).to(torch.int8), "weight_scale": scale}
         return parts if symmetric else parts | {"weight_zero_point": (zero - half).to(torch.int8)}, value
 

@@ -47,6 +47,7 @@ def said(words: str) -> Tensor:
 
 
 STATE = '{"quant_type": "nf4", "blocksize": %d, "shape": [64, 64]}'
+INT4 = {"type": "int", "num_bits": 4, "strategy": "group"}
 SETTINGS = [
     ("bnb_nf4", {"bnb_4bit_quant_type": "nf3"}, r"bnb_4bit_quant_type is 'nf3'; nf4 and fp4"),
     ("bnb_nf4", {"load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit; one must be true"),
@@ -55,6 +56,13 @@ SETTINGS = [
     ("gptqmodel_w4", {"group_size": "a"}, "group_size is 'a'; use -1 or a number of inputs"),
     ("autoawq", {"group_size": 64}, "quantization_config declares groups of 64"),
     ("ct_gptq_w4", {"config_groups": {"group_0": None}}, "an object of groups is known"),
+    ("ct_gptq_w4", {"config_groups": {"group_0": {"weights": [4]}}}, r"weights is \[4\]; an object is known"),
+    (
+        "ct_gptq_w4",
+        {"config_groups": {"group_0": {"weights": INT4, "input_activations": 8}}},
+        "input_activations is 8; an object is known",
+    ),
+    ("ct_fp8_block", {"transform_config": [0]}, r"can't be read \('list' object has no attribute 'get'\)"),
     ("ct_mxfp4", {"format": "mxfp3"}, "format is 'mxfp3'; known are int-quantized"),
     ("ct_fp8_block", {"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; e4m3 is known"),
     ("ct_fp8_block", {"quant_method": "fp8", "weight_block_size": [128, 24]}, "the second a multiple of 16"),
@@ -68,6 +76,8 @@ SETTINGS = [
 TENSORS: list[tuple[str, dict[str, Any], str]] = [
     ("gptqmodel_w4", {"scales": lambda t: t * torch.nan}, "scales has a scale or a zero point that isn't finite"),
     ("gptqmodel_w4", {"qweight": lambda t: t.double()}, "is torch.float64, where packed integers are int32"),
+    ("gptqmodel_w4", {"qzeros": lambda t: t[0, 0]}, r"qzeros has shape \(\), where a matrix is known"),
+    ("bnb_nf4_nested", {"q_proj.weight.absmax": lambda t: t[0]}, "isn't as its form has it"),
     ("autoawq", {"qzeros": lambda t: t.to(torch.int16)}, "is torch.int16, where packed integers are int32"),
     ("ct_gptq_w4", {"weight_zero_point": None}, "has no .*weight_zero_point beside it, though its weights aren't"),
     ("ct_nvfp4", {"weight_global_scale": None}, "has no .*weight_global_scale beside it"),

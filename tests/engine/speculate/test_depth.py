@@ -18,9 +18,9 @@ from baton.engine.speculate.draft import MOST_DRAFTS, Draft, SequenceView, Specu
 from baton.engine.speculate.drafter import MOST_ENDED, Drafter
 from baton.engine.speculate.probe import LAST, Probe
 from baton.engine.speculate.prompt_lookup import PromptLookup
-from baton.engine.speculate.row_cost import STALE, RowCost
+from baton.engine.speculate.row_cost import RowCost
 from tests.engine.speculate.texts import Written
-from tests.engine.speculate.world import wrote
+from tests.engine.speculate.world import steep, wrote
 
 
 def falling(chances: list[float]) -> list[float]:
@@ -65,32 +65,6 @@ def test_a_step_that_should_be_short_holds_fewer_drafts() -> None:
     assert best_depths([[1.0] * 10], 1, seconds, limit_s=0.5) == [0]
 
 
-def machine(rows: int, speed: float = 1.0) -> float:
-    """Returns a step's seconds: the same up to four rows, then more for each."""
-    return speed * 1e-3 * (10 + 2 * max(0, rows - 4))
-
-
-def test_costs_are_learned_between_and_beyond_what_was_seen() -> None:
-    costs, rng = RowCost(), random.Random(2)
-    for _ in range(400):
-        rows = rng.choice([1, 2, 4, 8, 12, 16])
-        costs.observe(rows, machine(rows) * rng.uniform(0.97, 1.03))
-    found = costs.seconds(1, 19)
-    assert found[[0, 3, 7, 11, 15]] == pytest.approx([machine(r) for r in (1, 4, 8, 12, 16)], rel=0.05)
-    assert (np.diff(found) >= 0).all()
-    assert found[19] > machine(16)
-
-
-def test_costs_follow_a_machine_that_slows_down_whatever_rows_it_runs() -> None:
-    costs = RowCost()
-    for _ in range(50):
-        for rows in (1, 8):
-            costs.observe(rows, machine(rows))
-    for _ in range(300):
-        costs.observe(8, machine(8, speed=2.0))
-    assert costs.seconds(1, 7)[[0, 7]] == pytest.approx([machine(1, 2.0), machine(8, 2.0)], rel=0.15)
-
-
 def test_a_stair_in_the_costs_hides_no_depth_behind_it() -> None:
     """A kernel takes one or two rows at once, or up to eight at once for twice as much."""
     costs, chances = RowCost(), [falling([0.95] * 16)]
@@ -100,27 +74,6 @@ def test_a_stair_in_the_costs_hides_no_depth_behind_it() -> None:
     found = costs.seconds(1, 16)
     assert found[16] < 18.3e-3 * (17 / 3) ** 0.55
     assert best_depths(chances, 1, found)[0] > 3, "what is thought too dear is never tried"
-
-
-def test_a_hiccup_makes_no_number_of_rows_untouchable() -> None:
-    costs = RowCost()
-    for _ in range(20):
-        costs.observe(1, machine(1))
-        costs.observe(3, machine(3))
-    costs.observe(2, 50 * machine(2))
-    assert costs.seconds(1, 1)[1] < 1.3 * machine(2)
-
-
-def test_what_once_seemed_too_expensive_is_tried_again() -> None:
-    costs = RowCost()
-    for _ in range(20):
-        costs.observe(1, machine(1))
-    for _ in range(20):
-        costs.observe(2, 9 * machine(2))
-    assert costs.seconds(1, 1)[1] > 2 * machine(2)
-    for _ in range(2 * STALE):
-        costs.observe(1, machine(1))
-    assert costs.seconds(1, 1)[1] < 1.3 * machine(2)
 
 
 def judged(
@@ -288,7 +241,7 @@ def driven(
     for step in range(steps):
         drafts = drafter.plan(texts)
         rows = sequences + sum(len(draft.tokens) for draft in drafts.values())
-        took = machine(rows) * rng.uniform(0.95, 1.05)
+        took = steep(rows) * rng.uniform(0.95, 1.05)
         clock += took
         drafter.observe(rows, 0, took)
         for text in texts:
@@ -302,7 +255,7 @@ def driven(
             depth += (rows - sequences) / sequences / (steps - steps // 2)
         if drafts:
             drafted.append(step)
-    return tokens / clock / (sequences / machine(sequences)), depth, drafted
+    return tokens / clock / (sequences / steep(sequences)), depth, drafted
 
 
 class Second(Speculator):
@@ -320,7 +273,7 @@ def test_second_guesses_are_verified_where_they_are_the_right_ones(trees: bool) 
     drafter, texts, last = Drafter([Second()], lambda: 0.0, trees=trees), [Written(1, [1])], list[list[list[int]]]()
     for step in range(600):
         drafts = drafter.plan(texts)
-        drafter.observe(1 + sum(len(draft.tokens) for draft in drafts.values()), 0, machine(1))
+        drafter.observe(1 + sum(len(draft.tokens) for draft in drafts.values()), 0, steep(1))
         for draft in drafts.values():
             if step > 500:
                 last.append([list(path) for path in draft.paths()])
@@ -360,7 +313,7 @@ def test_answers_of_a_hundred_tokens_gain_too(sequences: int, chance: float, lea
 def test_the_learned_depth_is_nearly_as_good_as_the_best(sequences: int, chance: float) -> None:
     gain, *_ = driven(sequences, chance, 1500)
     best = max(
-        sum(chance**at for at in range(depth + 1)) * machine(sequences) / machine(sequences * (depth + 1))
+        sum(chance**at for at in range(depth + 1)) * steep(sequences) / steep(sequences * (depth + 1))
         for depth in range(17)
     )
     assert gain > 0.9 * best
@@ -374,7 +327,7 @@ def test_who_waits_for_no_verdict_is_asked_less_and_less() -> None:
         drafter._chances.judge(1, Draft([1] * 8, "right", 0), 8)  # they once stood
     for _ in range(200):
         assert not drafter.plan([text])
-        drafter.observe(1, 0, machine(1))
+        drafter.observe(1, 0, steep(1))
         text.tokens.append(1)
     assert drafter._asking._brings[1] < 0.5
 
@@ -385,7 +338,7 @@ def test_a_sequence_that_ends_with_a_draft_leaves_no_account() -> None:
         text = Written(seq, [1])
         for _ in range(4):
             drafts = drafter.plan([text])
-            drafter.observe(1 + sum(len(draft.tokens) for draft in drafts.values()), 0, machine(1))
+            drafter.observe(1 + sum(len(draft.tokens) for draft in drafts.values()), 0, steep(1))
             wrote(drafter, text, drafts.get(seq), [1] * (MOST_DRAFTS + 1))
         drafter.end(text)
     assert drafter.tally.verified > 0
@@ -407,7 +360,7 @@ def test_a_sequence_with_the_number_of_one_that_ended_begins_anew() -> None:
     drafter, again = Drafter([look_up], lambda: 0.0), Written(1, [7, 8, 9, 7, 8])
     look_up.propose(before := Written(1, [1, 2, 3, 1, 2]), 4)
     drafter.end(before)
-    drafter.observe(1, 0, machine(1))
+    drafter.observe(1, 0, steep(1))
     drafter.plan([again])
     assert (draft := look_up.propose(again, 2)) is not None
     assert list(draft.tokens) == [9, 7]

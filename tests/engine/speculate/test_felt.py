@@ -102,9 +102,11 @@ class Once(Speculator):
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_calls_that_are_felt_are_fewer_than_a_99th_percentile_sees(machine: Machine) -> None:
-    found = played(machine, (misleading,), 1, 3000, call_s=5 * CALL_S)
-    assert sum(step > 1.01 for step in found.steps) < 0.01 * len(found.steps)
+@pytest.mark.parametrize("kind", [new, misleading])
+def test_calls_that_are_felt_are_fewer_than_a_99th_percentile_sees(kind: Text, machine: Machine) -> None:
+    """They come beside the hundredth of steps that take longest anyway, so they are a small part of it."""
+    found = played(machine, (kind,), 1, 3000, call_s=5 * CALL_S)
+    assert sum(step > 1.01 for step in found.steps) < 0.003 * len(found.steps)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -151,3 +151,13 @@ def test_layers_that_stay_are_spread_from_the_first_to_the_last() -> None:
             kept = spread_layers(layers, count)
             assert len(set(kept)) == count
             assert (kept[0], kept[-1]) == (0, layers - 1)
+
+
+def test_a_model_of_several_residual_streams_has_no_states_and_no_layers_to_leave_out(tmp_path: Path) -> None:
+    runner = load(make(tmp_path / "model", "gemma3n"))
+    runner.internals.tap((), every_row=False)  # what a worker without such drafts asks for
+    with pytest.raises(ConfigError, match="several residual streams; use prompt_lookup") as refused:
+        runner.internals.tap((0,), every_row=False)
+    assert refused.value.param == "speculation"
+    with pytest.raises(ConfigError, match="this model's layers can't be left out"):
+        runner.internals.shallow(2)

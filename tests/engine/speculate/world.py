@@ -52,6 +52,11 @@ def gentle(rows: int) -> float:
     return 4e-3 * (0.72 + 0.28 * rows / 8)
 
 
+def steep(rows: int, speed: float = 1.0) -> float:
+    """Up to four rows for the price of one, then a fifth of that for each; ``speed`` is a factor."""
+    return speed * 1e-3 * (10 + 2 * max(0, rows - 4))
+
+
 class Clock:
     """Counts the seconds that the world has played so far."""
 

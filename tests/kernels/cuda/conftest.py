@@ -16,6 +16,7 @@ from baton.kernels.cuda.library import launched
 
 HERE = Path(__file__).parent
 QUICK_FILES = {
+    "test_ahead",
     "test_dense",
     "test_moe",
     "test_dispatch",
@@ -32,13 +33,18 @@ QUICK = {  # beginnings of test names, by file
         "test_more_than_64_rows",
         "test_what_the_library",
     ),
+    "test_branches": ("test_a_captured_tree", "test_planted_bugs_of_trees_are_caught[STEP_BRANCH_ORDER"),
+    "test_branches_at_once": ("test_no_schedule_changes_a_bit_of_a_tree[0]",),
     "test_cascade_attention": ("test_suffixes_of_any_length_are_merged[fp8_e4m3-0]",),
     "test_linear": ("test_the_cpus_suite_holds_on_the_shim[bad_rows", "test_a_gate_in_the_epilogue"),
     "test_lm_head": ("test_logits_are_those_of_float64", "test_more_rows_than_one_tile"),
+    "test_long_chunks": ("test_long_and_short",),
     "test_lora": ("test_the_cpus_suite_holds_on_the_shim[parts", "test_a_rows_bits"),
     "test_megakernel": ("test_a_batch_of_more_rows", "test_no_access_of_shared_memory_races"),
+    "test_on_demand": ("test_pages_that_others",),
     "test_paged_attention": ("test_narrow_heads_of_bfloat16_are_too[(1, 1, 8)]",),
     "test_prefill": ("test_bfloat16_rows_in_and_out", "test_a_row_has_the_same_bits_alone"),
+    "test_prompt_attention": ("test_long_chunks_are_the_float64_oracles[bfloat16-(6, 2, 32)]",),
     "test_row_ops": ("test_the_cpu_twins_checks_hold_on_the_shim[race",),
     "test_shared_prefixes": ("test_who_shares_a_prefix_answers_as_on_the_cpu[bfloat16-1]",),
     "test_shim": ("test_",),

@@ -31,6 +31,7 @@ STEP_OPS = (
     "megakernel",
     "moe",
     "paged_attention",
+    "prompt_attention",
     "rms_norm",
     "rope_append",
     "step",

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.kv.layout.extents import (
+    common,
     contiguous,
     gather,
     part_bytes,
@@ -15,6 +16,7 @@ from baton.kv.layout.extents import (
     require_part,
     require_whole,
     scatter,
+    without,
 )
 from baton.kv.layout.page import in_pages_of, layout_for
 from baton.protos.errors import LayoutMismatch
@@ -78,6 +80,16 @@ def test_layers_in_a_row_are_one_extent_and_sent_without_a_copy():
 def test_a_part_that_lies_beyond_the_page_or_on_itself_is_refused(part):
     with pytest.raises(LayoutMismatch):
         require_part(part, 64)
+
+
+@pytest.mark.parametrize(
+    "extent", [Extent(0, 64, 4096, 64), Extent(1 << 40, 8, 0, 1), Extent(0, 65, 0, 1)], ids=str
+)
+def test_nothing_is_counted_of_a_part_that_is_not_of_the_page(extent):
+    page = (Extent(0, 64, 0, 1),)
+    for counted in (lambda: common(page, (extent,), 64), lambda: without(page, ((extent,),), 64)):
+        with pytest.raises(LayoutMismatch):
+            counted()
 
 
 def test_parts_that_overlap_or_leave_a_gap_are_no_page():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
 from baton.kv.memory import host_pages as kv_memory
-from baton.kv.memory.host_pages import RESERVED, SMALL, TRANSPARENT, PageMemory
+from baton.kv.memory.host_pages import RESERVED, SMALL, TRANSPARENT, PageMemory, drop_bytes
 from baton.protos.errors import ConfigError
 
 
@@ -21,6 +22,26 @@ def test_two_mappings_show_the_same_bytes() -> None:
     made.close()
     assert bytes(seen.page(1)) == b"x" * 100, "the pages live as long as one mapping does"
     seen.close()
+
+
+def test_memory_that_is_given_back_reads_as_zeros_in_every_process_and_its_neighbours_stay() -> None:
+    size = 3 * mmap.PAGESIZE
+    made = PageMemory.create(3, size, sparse=True)
+    seen = PageMemory.attach(os.dup(made.fd), 3, size)
+    made.view()[:] = b"x" * (3 * size)
+    drop_bytes(made.view(), size, size)
+    assert bytes(seen.view()) == b"x" * size + bytes(size) + b"x" * size
+    drop_bytes(made.view(), 1, mmap.PAGESIZE)
+    assert bytes(seen.page(0)) == b"x" * size, "it holds no whole page of the kernel"
+
+
+def test_pages_may_be_more_than_the_hosts_memory_where_few_of_them_are_written() -> None:
+    size = 1 << 30
+    count = 2 * os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // size
+    made = PageMemory.create(count, size, sparse=True)
+    made.page(count - 1)[-1] = 1
+    assert made.page(count - 1)[-2:] == b"\0\1"
+    made.close()
 
 
 def test_a_page_outside_is_refused() -> None:

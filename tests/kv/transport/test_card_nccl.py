@@ -15,7 +15,7 @@ from baton.kernels.cuda.library import SIMT_ENV
 from baton.kv.memory.cuda_driver import Driver
 from baton.kv.transport import nccl
 from baton.kv.wire import channels
-from baton.kv.wire.moving import ChannelLeft, JoinChannel, MoverClient
+from baton.kv.wire.moving import ChannelBroken, ChannelLeft, JoinChannel, MoverClient
 from baton.kv.wire.poller import Poller
 from baton.kv.wire.sending import Lane
 from baton.protos.errors import BatonError, ConfigError, WorkerLost
@@ -79,6 +79,104 @@ def failing(error: BatonError) -> Callable[..., None]:
         raise error
 
     return fail
+
+
+class Senders:
+    """A sender over a mover that is played, and receivers that take every stream, each at a port of its own."""
+
+    def __init__(self, card: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pair, client = Cards(card), MoverClient()
+        self.hears: list[Callable[..., None]] = []
+        monkeypatch.setattr(client, "join", lambda join, staging, hear: self.hears.append(hear))
+        monkeypatch.setattr(client, "leave", lambda name, free: free())
+        self.transport, self.servers = nccl.NcclTransport(self.pair.source, client), list[asyncio.Server]()
+        self.before = known()
+
+    async def receiver(self) -> str:
+        """Returns the address of a new receiver, as of a worker that was started anew."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(channels.READY)
+            await reader.read()
+            writer.close()
+
+        self.servers.append(await asyncio.start_server(serve, "127.0.0.1", 0))
+        port = self.servers[-1].sockets[0].getsockname()[1]
+        return f"127.0.0.1:{port}/{port}"
+
+    async def stream(self, address: str) -> None:
+        await (await self.transport.connect(address)).close()
+
+    @property
+    def staged(self) -> int:
+        """How many channels have staging memory on the card."""
+        return known() - self.before
+
+    async def close(self) -> None:
+        await self.transport.close()
+        for server in self.servers:
+            server.close()
+        assert self.staged == 0
+        self.pair.ours.close()
+        self.pair.theirs.close()
+
+
+async def test_a_channel_that_broke_while_no_stream_used_it_leaves_nothing_on_the_card(
+    card: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders = Senders(card, monkeypatch)
+    address, other = await senders.receiver(), await senders.receiver()
+    for at, again in ((address, address), (address, other)):
+        await senders.stream(at)
+        assert senders.staged == 1
+        senders.hears[-1](ChannelBroken("x", "its peer died"))
+        await senders.stream(again)
+        assert senders.staged == 1, "the new one"
+    await senders.close()
+
+
+async def test_channels_to_workers_that_have_left_are_left_in_time(
+    card: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders = Senders(card, monkeypatch)
+    await senders.stream(first := await senders.receiver())
+    await senders.stream(first)
+    assert len(senders.hears) == senders.staged == 1, "one is kept for the next stream"
+    monkeypatch.setattr(nccl, "IDLE_S", -1.0)
+    await senders.stream(await senders.receiver())
+    assert senders.staged == 1, "of the address that is used now"
+    await senders.close()
+
+
+async def test_channels_are_left_in_time_although_nobody_connects_any_more(
+    card: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl, "IDLE_S", 0.01)
+    senders = Senders(card, monkeypatch)
+    await senders.stream(await senders.receiver())
+    await until(lambda: senders.staged == 0)
+    await senders.close()
+
+
+async def test_a_stream_that_is_cancelled_while_it_is_opened_leaves_its_channel(
+    card: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders = Senders(card, monkeypatch)
+    await senders.stream(address := await senders.receiver())
+    dialled = asyncio.Event()
+
+    async def dial(target: str, hello: bytes) -> socket.socket:
+        dialled.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(nccl, "_dial", dial)
+    connecting = asyncio.ensure_future(senders.transport.connect(address))
+    await dialled.wait()
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    assert senders.staged == 0
+    await senders.close()
 
 
 FULL = ConfigError("worker.kv_transport cuda_ipc: cuMemAlloc_v2: out of memory (2)", "worker.kv_transport")

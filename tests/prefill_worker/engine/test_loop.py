@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
-from baton.protos.errors import RankLost
+from baton.protos.errors import BatonError, RankLost
 from baton.protos.nouns import EngineRequest, Sampling
+from tests.decode_worker.test_card_pages import CardRunner
 
 KV, VOCAB, CONTEXT = 32, 997, 4096
 MODEL: dict[str, Any] = {"kv_bytes_per_token": KV, "vocab_size": VOCAB, "max_model_len": CONTEXT}
@@ -103,7 +105,9 @@ def bench() -> Bench:
 
 def test_a_block_is_said_to_be_on_the_card_once_the_step_that_needed_it_is_done(bench: Bench) -> None:
     """Cached ones leave before it: the card may not have them yet."""
-    bench.loop.mirror = object()  # type: ignore[assignment]
+    bench.loop.mirror = SimpleNamespace(  # type: ignore[assignment]
+        shared=object(), make_whole=lambda pages: None, let_go=lambda pages: None
+    )
     prompt = prompt_of(70)
     bench.say(prefill(1, prompt))
     bench.finish()
@@ -114,6 +118,96 @@ def test_a_block_is_said_to_be_on_the_card_once_the_step_that_needed_it_is_done(
         *((index, False) for index in range(4)),
         *((index, True) for index in range(4, 7)),
     ]
+
+
+def test_a_block_that_the_host_cannot_get_fails_its_prompt_alone(bench: Bench) -> None:
+    bad: set[int] = set()
+
+    def make_whole(pages: list[int]) -> None:
+        if bad & set(pages):
+            raise BatonError("the card says no")
+
+    bench.loop.mirror = SimpleNamespace(  # type: ignore[assignment]
+        shared=object(), make_whole=make_whole, let_go=lambda pages: None
+    )
+    prompt = prompt_of(70)
+    bench.say(prefill(1, prompt))
+    bench.finish()
+    bench.say(ch.SendClosed(1))
+    bad |= {block.page for block in bench.shipped(1)[:1]}
+    bench.say(prefill(2, [*prompt, *prompt_of(30, 1)]), prefill(3, prompt_of(40, 2)))  # its cached blocks, at first
+    bench.finish()
+    bad |= set(range(bench.pool.pages)) - bad
+    bench.say(prefill(4, prompt_of(20, 3)))  # those that a step has written
+    bench.finish()
+    for key in (2, 4):
+        (failed,) = bench.of(key, ch.PrefillFailed)
+        assert "the card says no" in failed.error.message
+        assert not bench.of(key, ch.PrefillDone)
+        assert not bench.shipped(key)
+    assert bench.of(3, ch.PrefillDone)
+    assert [block.index for block in bench.shipped(3)] == [0, 1, 2]
+    bench.say(*(ch.SendClosed(key) for key in (2, 3, 4)))
+    assert bench.at_baseline()
+
+
+class OnCard(CardRunner):
+    """Computes on a card whose pages the host has copies of on demand, of which 16 may stay."""
+
+    copies = 16
+    plans: list[StepPlan] = []
+
+
+def test_blocks_are_on_the_host_from_when_they_are_announced_until_they_were_sent() -> None:
+    card = OnCard("test", step_seconds=lambda s: 0.0, **MODEL)
+    bench, prompt = Bench(runner=card), prompt_of(100)
+    rows = list(rows_after(b"", [*prompt, *prompt_of(30, 3)], 0, KV))
+
+    def are_there(blocks: list[ch.ShipBlock]) -> bool:
+        pages = [bytes(bench.memory.page(block.page))[: block.tokens * KV] for block in blocks]
+        wanted = [rows[16 * block.index : 16 * block.index + block.tokens] for block in blocks]
+        return pages == [b"".join(each) for each in wanted]
+
+    bench.say(prefill(1, prompt))
+    bench.finish()
+    first = bench.shipped(1)
+    assert len(first) == 7
+    assert are_there(first)
+    bench.say(prefill(2, [*prompt, *prompt_of(30, 3)]))  # six of its blocks are cached, and read by two now
+    bench.finish()
+    second = bench.shipped(2)
+    assert len(second) == 9
+    bench.say(ch.SendClosed(1))
+    assert are_there(second)
+    bench.say(ch.SendClosed(2))
+    assert bench.at_baseline()
+    assert card.mirror.copies == 10
+    bench.say(prefill(3, prompt))
+    bench.finish()
+    assert card.brought == 0, "the card has what is cached"
+    assert are_there(bench.shipped(3))
+
+
+def test_prompts_wait_while_the_host_has_no_room_for_what_they_would_ship() -> None:
+    card = OnCard("test", step_seconds=lambda s: 0.0, **MODEL)
+    card.copies = 8
+    bench = Bench(runner=card)
+    bench.say(prefill(1, prompt_of(100)), prefill(2, prompt_of(100, 1)), prefill(3, prompt_of(16, 2)))
+    bench.finish()
+    assert [len(bench.shipped(key)) for key in (1, 2, 3)] == [7, 0, 1], "the shortest come first"
+    assert card.mirror.copies_left == 0
+    bench.say(ch.SendClosed(3))
+    bench.finish()
+    assert not bench.shipped(2)
+    bench.say(ch.SendClosed(1))
+    bench.finish()
+    assert len(bench.shipped(2)) == 7
+    bench.say(ch.SendClosed(2), prefill(4, prompt_of(200, 3)))
+    bench.finish()
+    assert len(bench.shipped(4)) == 13, "it is alone"
+    bench.say(ch.SendClosed(4))
+    assert card.mirror.copies <= 8
+    assert bench.at_baseline()
 
 
 def test_without_a_card_no_block_is_said_to_be_on_it(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.grammar.state import GrammarState
+from baton.engine.plan import MOST_SCORED
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.layout.selection import AttentionSelection
@@ -20,13 +21,24 @@ ROOT = prefix.root("f", "test")
 
 
 def add(
-    scheduler: PrefillScheduler, seq: int, length: int, salt: int = 0, now: float = 0.0, priority: int = 0
+    scheduler: PrefillScheduler,
+    seq: int,
+    length: int,
+    salt: int = 0,
+    now: float = 0.0,
+    priority: int = 0,
+    sampling: Sampling = Sampling(),
+    grammar: GrammarState | None = None,
 ) -> PrefillJob:
     tokens = tuple((salt * 1000 + i) % 9973 for i in range(length))
-    request = EngineRequest(str(seq), tokens, length, Sampling(), priority=priority)
-    job = PrefillJob(SequenceState(seq, request, (), 8192), prefix.chain(ROOT, tokens), now)
+    request = EngineRequest(str(seq), tokens, length, sampling, priority=priority)
+    job = PrefillJob(SequenceState(seq, request, (), 8192, grammar), prefix.chain(ROOT, tokens), now)
     scheduler.add(job)
     return job
+
+
+def compiling() -> GrammarState:
+    return cast("GrammarState", SimpleNamespace(ready=False, done=False, mask=None))
 
 
 def run(scheduler: PrefillScheduler, now: float = 0.0) -> list[tuple[int, int]]:
@@ -54,6 +66,18 @@ def test_a_budget_is_shared_by_short_prompts_and_filled_with_a_piece_of_the_next
     assert run(scheduler) == [(1, 100)]
 
 
+def test_prompts_that_want_logprobs_share_a_steps_rows_for_them_and_leave_the_rest_to_others() -> None:
+    scheduler = PrefillScheduler(PagePool(256), chunk_tokens=512, max_batch=8)
+    for seq, length in ((1, 100), (2, 200)):
+        add(scheduler, seq, length, salt=seq, sampling=Sampling(prompt_logprobs=1))
+    add(scheduler, 3, 400, salt=3)
+    assert run(scheduler) == [(1, 100), (2, MOST_SCORED - 99), (3, 383)], (
+        "the last token has none behind it to score"
+    )
+    assert run(scheduler) == [(3, 17), (2, MOST_SCORED)]
+    assert run(scheduler) == [(2, 200 - 2 * MOST_SCORED + 99)]
+
+
 def test_who_waited_long_enough_goes_before_the_short_ones() -> None:
     scheduler = PrefillScheduler(PagePool(128), chunk_tokens=64, max_batch=8, aging=100.0)
     add(scheduler, 1, 500, salt=1)
@@ -71,6 +95,44 @@ def test_prompts_with_a_common_prefix_compute_it_once() -> None:
     assert (first.cached_tokens, second.cached_tokens) == (0, 96)
 
 
+def test_while_a_grammar_compiles_all_but_the_prompts_last_token_is_read_and_others_find_it() -> None:
+    scheduler = PrefillScheduler(PagePool(64), chunk_tokens=512, max_batch=8)
+    grammar = compiling()
+    add(scheduler, 1, 100, grammar=grammar)
+    add(scheduler, 2, 130)
+    assert run(scheduler) == [(1, 99)]
+    assert run(scheduler) == [(2, 130 - 96)]
+    assert run(scheduler) == []
+    vars(grammar).update(ready=True)
+    assert run(scheduler) == [(1, 1)]
+
+
+def test_nobody_waits_for_a_prompt_whose_end_cannot_be_read_while_its_grammar_compiles() -> None:
+    """A prompt that selects its pages has its last tokens taken together, and not before a token can be chosen."""
+    scheduler = PrefillScheduler(PagePool(64), chunk_tokens=512, max_batch=8)
+    request = EngineRequest("1", tuple(range(200)), 200, Sampling())
+    kept = AttentionSelection(112, 64).prompt_selection_of(200, BLOCK_TOKENS)
+    assert kept is not None
+    sequence = SequenceState(1, request, (), 8192, compiling())
+    scheduler.add(PrefillJob(sequence, prefix.chain(ROOT, request.token_ids), 0.0, kept=kept))
+    for seq in (2, 3):
+        add(scheduler, seq, 220)
+    assert run(scheduler) == [(1, 128)]
+    assert run(scheduler) == [(2, 220 - 128)], "one of those that could wait computes for the other"
+    assert run(scheduler) == [(3, 220 - 208)]
+
+
+def test_a_prompt_that_another_waits_for_is_read_in_its_place_however_low_its_own_priority() -> None:
+    scheduler = PrefillScheduler(PagePool(512), chunk_tokens=64, max_batch=8)
+    add(scheduler, 1, 640, priority=9)
+    assert run(scheduler) == [(1, 64)]
+    add(scheduler, 2, 256)
+    for seq in range(3, 10):
+        add(scheduler, seq, 640, salt=seq)
+    assert [run(scheduler) for _ in range(4)] == [[(1, 64)]] * 3 + [[(2, 16), (3, 48)]]
+    assert scheduler.jobs[1].sequence.computed == 256, "no block was computed twice"
+
+
 def test_a_prompt_that_finds_no_pages_waits_without_holding_back_what_runs() -> None:
     scheduler = PrefillScheduler(PagePool(10), chunk_tokens=32, max_batch=8)
     add(scheduler, 1, 120, salt=1)
@@ -84,7 +146,7 @@ def test_a_prompt_that_selects_its_pages_holds_up_no_step_while_its_grammar_comp
     """Its last tokens are taken together, beyond the budget; no token can be chosen after them yet."""
     scheduler = PrefillScheduler(PagePool(64), chunk_tokens=32, max_batch=8)
     request = EngineRequest("1", tuple(range(200)), 200, Sampling())
-    sequence = SequenceState(1, request, (), 8192, cast("GrammarState", SimpleNamespace(ready=False, mask=None)))
+    sequence = SequenceState(1, request, (), 8192, compiling())
     kept = AttentionSelection(112, 64).prompt_selection_of(200, BLOCK_TOKENS)
     scheduler.add(PrefillJob(sequence, prefix.chain(ROOT, request.token_ids), 0.0, kept=kept))
     while planned := run(scheduler):

@@ -6,15 +6,30 @@ import grpc
 import openai
 import pytest
 
-from baton.protos.errors import Forbidden, QuotaExceeded
+from baton.cluster.config import RouterConfig
+from baton.protos.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    Forbidden,
+    NoWorker,
+    Overloaded,
+    QuotaExceeded,
+    WorkerLost,
+)
+from baton.protos.nouns import Sampling, TokenRun
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.access.caller import Caller
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import ApiKey, KeyRing, add_key
+from baton.router.answer.generation import Generation, GenerationOptions
+from baton.router.answer.stream import open_answer
 from baton.router.api.access import is_open
 from baton.router.observe.decisions import DecisionLog
+from baton.router.request.context import RequestContext
+from baton.router.text.catalog import ModelCatalog
+from tests.router.parts import generation_of
 
 COMPLETION = {"model": "tiny", "prompt": "x", "max_tokens": 4}
 
@@ -60,6 +75,18 @@ async def test_a_rate_refills_and_an_overdrawn_bucket_waits():
         await gate.charge(who.key, "m", 2, 1)
 
 
+async def test_the_time_before_an_answer_ended_does_not_pay_for_it():
+    clock = Clock()
+    gate, who = AccessGate(None, clock), caller(tokens_per_min=600)
+    await gate.charge(who.key, "m", 1, 1)
+    clock.now += 3600
+    gate.spent(who.key, 1_200)
+    await gate.settle()
+    with pytest.raises(QuotaExceeded) as refused:
+        await gate.charge(who.key, "m", 1, 100)
+    assert refused.value.retry_after_s == pytest.approx(70, abs=0.1)  # 600 overdrawn, 100 asked, 10 a second
+
+
 async def test_a_prompt_over_the_whole_rate_waits_for_a_full_bucket_and_then_goes():
     clock = Clock()
     gate, who = AccessGate(None, clock), caller(tokens_per_min=60)
@@ -79,6 +106,33 @@ async def test_the_shared_store_counts_and_this_process_does_when_it_is_away():
     await away.charge(who.key, "m", 1, 1)
     with pytest.raises(QuotaExceeded):
         await away.charge(who.key, "m", 1, 1)
+
+
+async def test_what_is_refunded_can_be_used_again_and_fills_no_bucket_over_its_rim():
+    gate, who = AccessGate(None, Clock()), caller(requests_per_min=2, tokens_per_min=600)
+    for _ in range(5):
+        await gate.charge(who.key, "m", 2, 600)
+        gate.refund(who.key, 2, 600)
+        gate.spent(who.key, 0)
+        await gate.settle()
+    gate.refund(who.key, 2, 600)
+    await gate.settle()
+    await gate.charge(who.key, "m", 2, 600)
+    with pytest.raises(QuotaExceeded):
+        await gate.charge(who.key, "m", 0, 1)
+
+
+async def test_the_shared_store_is_given_back_what_was_taken_beside_what_answers_used():
+    shared = Shared(0.0)
+    gate, who = AccessGate(None, Clock(), shared), caller(requests_per_min=2, tokens_per_min=600)
+    gate.refund(who.key, 1, 100)
+    gate.spent(who.key, 30)
+    await gate.settle()
+    assert shared.spends == [{"requests:k1": (2, -1), "tokens:k1": (600, -70)}]
+    gate.refund(None, 1, 100)
+    gate.refund(caller().key, 1, 100)
+    await gate.settle()
+    assert len(shared.spends) == 1
 
 
 async def test_a_key_for_one_model_opens_no_other():
@@ -201,6 +255,70 @@ async def test_every_way_to_ask_is_charged_and_a_refusal_is_kept(
         record = (await c.http.get(f"/v1/requests/{name}/explain", headers=headers)).json()
         assert record["choices"][0]["error"].startswith("quota_exceeded: the key's rate")
         assert (record["state"], record["tenant"]) == ("over", "acme")
+
+
+async def left_after(fake, model_dir, start_router, tmp_path, path, body, refusal, tokens=0):
+    """Asks twice while dispatch answers ``refusal`` after ``tokens``; returns the statuses then and afterwards."""
+    made = add_key(tmp_path / "keys.json", "acme", 0.0, requests_per_min=2, tokens_per_min=60)
+    gate = AccessGate(KeyRing(tmp_path / "keys.json", Clock()), Clock())
+    async with start_router(fake, {"tiny": model_dir}, gate=gate) as c:
+        c.http.headers["authorization"] = f"Bearer {made}"
+        statuses = []
+        for asked in range(3):
+            refused = None if asked == 2 else refusal
+            fake.refuse, fake.fail_after = (refused, None) if tokens < 0 else (None, refused and (tokens, refused))
+            answer = await c.http.post(path, json={"model": "tiny", **body})
+            statuses.append(answer.status_code)
+            await fake.idle()
+            await gate.settle()
+        return statuses
+
+
+@pytest.mark.parametrize(("path", "body"), CHARGED)
+async def test_what_dispatch_refuses_is_given_back(fake, model_dir, start_router, tmp_path, path, body):
+    refusal = Overloaded("full", retry_after_s=1.0)
+    statuses = await left_after(fake, model_dir, start_router, tmp_path, path, body, refusal, tokens=-1)
+    assert statuses == [429, 429, 200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "tokens", "statuses"),
+    [
+        (NoWorker("none is there"), 0, [503, 503, 200]),
+        (ContextTooLong("too long for the workers"), 0, [400, 400, 200]),
+        (DeadlineExceeded("too late"), 0, [504, 504, 429]),
+        (WorkerLost("it died"), 1, [503, 503, 429]),
+    ],
+)
+async def test_what_ends_before_its_first_token_is_given_back_unless_it_is_the_callers_doing(
+    fake, model_dir, start_router, tmp_path, refusal, tokens, statuses, stream
+):
+    body = COMPLETION | {"stream": stream}
+    found = await left_after(fake, model_dir, start_router, tmp_path, "/v1/completions", body, refusal, tokens)
+    assert found == ([200 if tokens and stream and s == 503 else s for s in statuses])
+
+
+async def test_of_a_call_with_several_prompts_those_that_nobody_began_are_given_back(fake, model_dir):
+    shared = Shared(0.0)
+    gate, who = AccessGate(None, Clock(), shared), caller(requests_per_min=9, tokens_per_min=900)
+    catalog = ModelCatalog(fake.models, {"tiny": model_dir})
+    service = generation_of(RouterConfig(), fake, catalog, gate)
+    entry, prompts = await catalog.resolve("tiny"), ((5,), (5, 6), (5, 6, 7))
+    options, context = GenerationOptions({}, n=2), RequestContext(key=who.key)
+    generation = Generation("r", entry, options, prompts, (Sampling(),) * 3, context=context)
+    fake.first_token.clear()
+    with open_answer(service, generation, catalog.text(entry)) as answer:
+        answer.choices[0].stream.push(TokenRun(0, (5,)))
+        answer.choices[3].stream.fail(NoWorker("none is there"))
+        with pytest.raises(NoWorker):
+            _ = [piece async for piece in answer]
+    fake.first_token.set()
+    await fake.idle()
+    await gate.settle()
+    assert shared.spends == [
+        {"requests:k1": (9, -5), "tokens:k1": (900, -5)}
+    ]  # one choice of the first prompt stands
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import select
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from baton.grammars.limits import ProcessBounds
-from baton.protos.errors import InvalidRequest, Overloaded
+from baton.protos.errors import InvalidRequest, Overloaded, Unavailable
 from baton.protos.nouns import Grammar
 from baton.router.answer import grammar_check
 from baton.router.answer.grammar_check import GrammarCheck
@@ -22,10 +26,14 @@ def poison(n: int) -> Grammar:
     return Grammar("grammar", POISON.replace("22", str(n)))
 
 
-def forked(check: GrammarCheck) -> int:
+def processes(check: GrammarCheck) -> list[int]:
     process = check._server._process
     assert process is not None
-    return len(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    return list(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+
+
+def forked(check: GrammarCheck) -> int:
+    return len(processes(check))
 
 
 async def test_a_verdict_is_kept_for_its_tenant_alone(monkeypatch) -> None:
@@ -111,6 +119,43 @@ async def test_a_client_that_leaves_takes_its_process_with_it() -> None:
     async with asyncio.timeout(60):
         while forked(check) > 1:  # the spare
             await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("times", [1, 99])
+async def test_a_process_that_was_killed_is_not_the_grammars_fault(monkeypatch, times: int) -> None:
+    check = GrammarCheck(ProcessBounds(compile_cpu_s=40.0 + times))
+    real, left = check._server.child, times
+
+    def child():
+        nonlocal left
+        found = real()
+        if left:
+            left -= 1
+            poller = select.poll()
+            poller.register(found.socket, select.POLLIN)
+            assert found.begun or poller.poll(60_000)  # it is ready, and hasn't been given the grammar
+            for pid in processes(check):
+                os.kill(pid, signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(check._server, "child", child)
+    if times > 1:
+        with pytest.raises(Unavailable):
+            await check.check(Grammar("regex", "a"), "field")
+        left = 0
+    await check.check(Grammar("regex", "a"), "field")
+
+
+async def test_a_machine_without_a_process_to_spare_is_no_verdict(monkeypatch) -> None:
+    def start():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    check = GrammarCheck(ProcessBounds(compile_cpu_s=50.0))
+    with monkeypatch.context() as short:
+        short.setattr(check._server, "_start", start)
+        with pytest.raises(Unavailable):
+            await check.check(Grammar("regex", "a"), "field")
+    await check.check(Grammar("regex", "a"), "field")
 
 
 @pytest.mark.parametrize("text", ["a" * 70_000, "é" * 40_000, "a\ud800"])

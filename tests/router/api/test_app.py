@@ -8,12 +8,15 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
 
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import ConfigError, NoWorker, Overloaded
+from baton.router.answer.grammar_check import GrammarCheck
+from baton.router.answer.quotas import Quotas
 from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
 from tests.router.parts import generation_of, surfaces_of
@@ -48,6 +51,50 @@ async def test_a_client_may_shorten_the_deadline(router, fake) -> None:
     assert 500 < most - short < 800  # 595, and the time between the two
     bad = await router.http.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout": "soon"})
     assert (bad.status_code, error_of(bad)["param"]) == (400, "x-request-timeout")
+
+
+async def never_checked(check: GrammarCheck, *asked: object) -> None:
+    """Takes the place of a check that waits for ever."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_the_deadline_counts_while_a_grammar_is_checked(
+    router, fake, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GrammarCheck, "check", never_checked)
+    said = [{"role": "user", "content": "a"}]
+    asked = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/chat/completions": {"messages": said},
+        "/v1/messages": {"messages": said, "max_tokens": 4},
+        "/v1/responses": {"input": said},
+    }[path]
+    body = {"model": "tiny", "structured_outputs": {"regex": "a+"}} | asked
+    response = await router.http.post(path, json=body, headers={"x-request-timeout": "0.05"})
+    assert response.status_code == 504, response.text
+    assert "deadline" in response.text
+    assert not fake.requests
+
+
+async def test_a_request_that_is_late_before_it_is_charged_costs_its_key_nothing(
+    router, fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[object] = []
+
+    async def charge(quotas: Quotas, generation: object) -> None:
+        charged.append(generation)
+
+    async def slow(check: GrammarCheck, *asked: object) -> None:
+        time.sleep(0.06)  # gives no other task a turn, so that no timer ends it
+
+    monkeypatch.setattr(GrammarCheck, "check", slow)
+    monkeypatch.setattr(Quotas, "charge", charge)
+    body = COMPLETION | {"structured_outputs": {"regex": "a+"}}
+    response = await router.http.post("/v1/completions", json=body, headers={"x-request-timeout": "0.05"})
+    assert (response.status_code, error_of(response)["code"]) == (504, "deadline_exceeded")
+    assert not charged
+    assert not fake.requests
 
 
 async def test_before_any_worker_came_a_request_is_503_not_404(router, fake) -> None:

@@ -10,7 +10,10 @@ import jsonschema
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from baton.router.api import rerank
 from baton.router.request.request import ServedModel
+from baton.router.text.reranking import JudgePrompt
+from baton.router.text.room import LEAST_LONG
 from tests.router import conftest as parts
 
 WORDS = ["yes", "no", "<|im_start|>", "<|im_end|>"]
@@ -66,6 +69,30 @@ async def test_a_prompt_is_worded_as_the_model_was_trained(judge, fake, judge_di
     assert (tokenizer.id_to_token(yes), tokenizer.id_to_token(no)) == ("yes", "no")
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/score"])
+async def test_a_query_that_counts_with_too_many_documents_is_refused_before_any_prompt_is_made(
+    judge, fake, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(rerank, "MOST_TOKENS", 2_000)
+    many, words = [SHORT] * 40, " ".join([LONG] * 10)
+    body = {"query": words, "documents": many} if path == "/v1/rerank" else {"text_1": words, "text_2": many}
+    made: list[str] = []
+    of_a_pair = JudgePrompt.prompt
+
+    async def counted(self, text, asked, document, most):
+        made.append(document)
+        return await of_a_pair(self, text, asked, document, most)
+
+    monkeypatch.setattr(JudgePrompt, "prompt", counted)
+    refused = await judge.http.post(path, json={"model": "judge"} | body)
+    assert refused.status_code == 400
+    assert "send fewer documents, or shorten the query" in refused.json()["error"]["message"]
+    assert (made, fake.requests) == ([], [])
+    body |= {"query": "q"} if path == "/v1/rerank" else {"text_1": "q"}
+    assert (await judge.http.post(path, json={"model": "judge"} | body)).status_code == 400, "frames count as well"
+    assert 0 < len(made) < 40
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
 async def test_only_the_best_are_told_and_without_their_texts_where_that_is_asked(judge, path: str) -> None:
     body = {"model": "judge", "query": "q", "documents": ["a", "b", LONG], "top_n": 1, "return_documents": False}
@@ -95,6 +122,17 @@ async def test_a_document_that_is_too_long_loses_its_end(judge, fake) -> None:
     await judge.http.post("/v1/rerank", json=body | {"documents": [LONG * 200], "max_tokens_per_doc": 1})
     assert len(fake.requests[2].token_ids) == short - 29
     assert fake.requests[0].token_ids[-3:] == fake.requests[1].token_ids[-3:]
+
+
+async def test_of_long_texts_as_much_is_read_as_decides(judge, fake, read: list[int]) -> None:
+    long, short = LONG * 16_000, LONG * 200
+    for document in (long, short):
+        body = {"model": "judge", "query": "q", "documents": [document]}
+        assert (await judge.http.post("/v1/rerank", json=body)).status_code == 200
+    assert fake.requests[0].token_ids == fake.requests[1].token_ids
+    refused = await judge.http.post("/v1/rerank", json={"model": "judge", "query": long, "documents": ["x", "y"]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "query")
+    assert sum(read) < 6 * LEAST_LONG
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 
 import pytest
 
@@ -232,6 +234,75 @@ async def test_one_that_passed_others_of_its_tenant_moves_no_newcomer_behind_the
     order = await in_order(admission, flood | late, room)
     slot.close()
     assert [name for name in order[:6] if name[0] == "b"] == ["b0", "b1", "b2"]
+
+
+@pytest.mark.parametrize(
+    ("asking", "weights"),
+    [
+        ({"a": 10, "b": 2}, {}),
+        ({"a": 2, "b": 2, "c": 2}, {}),
+        ({"a": 12, "b": 3}, {"a": 3.0}),
+    ],
+    ids=str,
+)
+async def test_a_full_queue_keeps_the_shares_however_often_a_tenant_is_refused(clock, asking, weights):
+    """Each round, every tenant asks so often and one request is placed; the queue is full nearly always."""
+    admission, room, served, waiting = Admission(16, clock), Room(0), dict.fromkeys(asking, 0), set()
+
+    async def serve(tenant, ticket):
+        try:
+            await ticket.wait(room.attempt)
+            served[tenant] += 1
+        except Overloaded:
+            pass  # it gave way to another one
+        finally:
+            ticket.leave()
+
+    for at in range(400):
+        clock.now += 0.25
+        for tenant in random.Random(at).sample(
+            [name for name, count in asking.items() for _ in range(count)], k=sum(asking.values())
+        ):
+            load = RequestLoad(tenant=tenant, weight=weights.get(tenant, 1.0), work=100)
+            with contextlib.suppress(Overloaded):
+                waiting.add(asyncio.create_task(serve(tenant, admission.join("m", "short", load))))
+        room.free = 1
+        admission.wake()
+        await settle()
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    total = sum(weights.get(tenant, 1.0) for tenant in asking)
+    assert served == {name: pytest.approx(400 * weights.get(name, 1.0) / total, rel=0.1) for name in asking}
+
+
+async def test_a_full_queue_of_one_model_refuses_and_sheds_nobody_of_another(clock):
+    admission = Admission(4, clock)
+    for _ in range(10):  # a model that has answered more is further in its own virtual time
+        ticket = admission.join("idle", "short", RequestLoad(work=100))
+        (await ticket.wait(Room(1).attempt)).close()
+        ticket.leave()
+    for _ in range(4):
+        admission.join("busy", "short", RequestLoad(work=100))
+    with pytest.raises(Overloaded, match="for 'busy' is full"):
+        admission.join("busy", "short", RequestLoad(work=100))
+    waiting = [admission.join("idle", "short", RequestLoad(work=100)) for _ in range(4)]
+    assert (admission.waiting("short"), admission.queued) == (8, 8)
+    with pytest.raises(Overloaded):
+        admission.join("busy", "short", RequestLoad(work=100))
+    for ticket in waiting:
+        await ticket.wait(Room(1).attempt)
+
+
+async def test_one_who_leaves_the_queue_is_not_put_back_for_it(clock):
+    admission = Admission(100, clock)
+    admission.join("m", "short", RequestLoad(tenant="b", work=100))
+    left = [admission.join("m", "short", RequestLoad(tenant="a", work=100)) for _ in range(50)]
+    for ticket in left:
+        ticket.leave()
+    later = {f"b{n}": admission.join("m", "short", RequestLoad(tenant="b", work=100)) for n in range(3)}
+    later["a"] = admission.join("m", "short", RequestLoad(tenant="a", work=100))
+    assert (await in_order(admission, later, Room(0)))[0] == "a"
 
 
 async def test_the_least_urgent_are_served_in_the_end(clock):

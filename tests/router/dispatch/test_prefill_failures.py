@@ -19,9 +19,10 @@ from baton.protos.errors import (
 )
 from baton.router.dispatch import retries
 from baton.router.dispatch.retries import PAUSE_S
+from baton.router.request.weights import WeightsPin
 from tests.router.dispatch.prompts import PROMPT, SHORT
 from tests.router.fake_services import FakeDecode, answer_of
-from tests.router.fake_workers import cluster, collect, until
+from tests.router.fake_workers import IMPATIENT, cluster, collect, until
 
 # ---- prefill fails -----------------------------------------------------------------------------------
 
@@ -39,6 +40,28 @@ async def test_a_failed_prefill_rearms_with_the_next_epoch_and_goes_elsewhere(er
         assert (stream.summary.prefill_worker, stream.summary.attempts) == ("p1", 2)
         await c.idle()
         assert c.d[0].cancels == []
+
+
+async def test_a_second_prefill_keeps_no_hold_on_the_weights_that_the_call_began_on():
+    async with cluster(2, 1, settings=IMPATIENT) as c:
+        c.p[0].failures, pin = [CorruptFrame("bad")], WeightsPin()
+        c.p[1].hold.clear()
+        [stream] = c.open(PROMPT, pin=pin)
+        await until(lambda: c.p[1].requests)
+        other = FakeDecode("d1")
+        other.info = msgspec.structs.replace(other.info, fingerprint="of another checkpoint")
+        await other.start()
+        c.d.append(other)
+        c.roster.join(other)
+        await c.all_up()
+        for worker in c.p:
+            worker.decodes[other.info.address] = other
+        await c.d[0].die()
+        c.roster.entries.pop("d0", None)
+        assert await collect(stream) == answer_of(PROMPT, 8)
+        assert stream.summary.decode_worker == "d1"
+        c.p[1].hold.set()
+        c.d[0].leases.clear()
 
 
 async def test_blocks_received_before_a_retry_are_not_asked_for_again():

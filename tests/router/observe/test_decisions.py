@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from baton.protos.nouns import Sampling
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key
@@ -147,7 +149,25 @@ async def test_the_name_under_which_another_ones_alias_is_kept_finds_nothing():
 
 
 def test_ids_of_answers_name_their_request():
-    assert [request_id_in(t) for t in ("cmpl-x", "chatcmpl-x", "resp_x", "x")] == ["x"] * 4
+    named = ("cmpl-x", "chatcmpl-x", "resp_x", "msg_x", "rerank-x", "score-x", "batch_req_x", "x")
+    assert [request_id_in(each) for each in named] == ["x"] * len(named)
+
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
+    ],
+)
+async def test_each_surfaces_answers_name_their_request(router, fake, path, body):
+    answer = (await router.http.post(path, json={"model": "tiny", **body})).json()
+    assert request_id_in(answer["id"]) == fake.requests[-1].request_id != answer["id"]
 
 
 async def test_the_endpoint_shows_a_record_to_its_tenant_alone(fake, model_dir, start_router, tmp_path):

@@ -10,9 +10,18 @@ import pytest
 from baton.protos.grammar import byte_tokenizer, compiled
 from baton.protos.nouns import Grammar
 from baton.router.answer.grammar_check import GrammarCheck
-from baton.router.text.lazy_calls import CallSyntax, lazy_grammar
+from baton.router.text.lazy_calls import CallSyntax, UnboundSchema, lazy_grammar
 from baton.router.text.tool_events import ArgumentsEvent, CallEvent
-from baton.router.text.tool_parsers import hermes, llama3, mistral
+from baton.router.text.tool_parsers import (
+    deepseek_v3,
+    glm45,
+    harmony,
+    hermes,
+    llama3,
+    minimax_m2,
+    mistral,
+    qwen3_coder,
+)
 
 POINT = {
     "type": "object",
@@ -130,7 +139,128 @@ def test_mistral_calls_that_do_not_fit_are_stopped_where_they_leave_the_schema(b
     assert taken(mistral, f"{before}[TOOL_CALLS]g") == (f"{before}[TOOL_CALLS]", False)
 
 
-MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+CODER = "<tool_call>\n<function=f>\n<parameter=at>\n%s\n</parameter>\n</function>\n</tool_call>"
+GLM = "<tool_call>f\n<arg_key>at</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"
+MINIMAX = (
+    '<minimax:tool_call>\n<invoke name="f">\n<parameter name="at">%s</parameter>\n</invoke>\n</minimax:tool_call>'
+)
+DEEPSEEK = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"at": %s}<｜tool▁call▁end｜>'
+DEEPSEEKS = f"<｜tool▁calls▁begin｜>{DEEPSEEK}<｜tool▁calls▁end｜>"
+THEIRS = [(qwen3_coder, CODER), (glm45, GLM), (minimax_m2, MINIMAX), (deepseek_v3, DEEPSEEKS)]
+
+
+@pytest.mark.parametrize("thought", [None, THOUGHT])
+@pytest.mark.parametrize(("form", "body"), THEIRS)
+def test_calls_between_tags_are_bound_amid_free_text(form, body, thought) -> None:
+    for text in ("", "It is < 3.\n", body % 3, f"Let me see.\n{body % 3}\n{body % 42} done"):
+        assert taken(form, text, thought) == (text, True)
+    for bad in (body % "q", f"Hm. {body % 3}{body % 'q'}"):
+        assert taken(form, bad, thought) == (bad[: bad.rindex("q")], False)
+    other = (
+        body.replace("f>", "g>").replace('"f"', '"g"').replace("call>f", "call>g").replace("begin｜>f", "begin｜>g")
+    )
+    took, ended = taken(form, other % 3, thought)
+    assert len(took) < len(other % 3)
+    assert not ended
+
+
+def strict(form, schema: dict, text: str) -> bool:
+    """Returns whether the grammar takes ``text`` as a call of strict tool f."""
+    spec = lazy_grammar(form.lazy_rules, call(form.ARGUMENTS), CallSyntax([("f", schema)]))
+    return compiled(Grammar("grammar", spec), byte_tokenizer()).try_consume_tokens(list(text.encode())) == len(
+        text.encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string"}, "1 < 2 </param\n", None),
+        ({"type": "string", "maxLength": 3}, "abc", "abcd"),
+        ({"type": "string", "minLength": 2}, "ab", "a"),
+        ({"type": "string", "pattern": "^a/b$"}, "a/b", "xa/b"),
+        ({"type": "string", "pattern": "b"}, "abc", "ac"),
+        ({"enum": ["C", "F", 3]}, "3", "K"),
+        ({"const": "C"}, "C", "CC"),
+        ({"type": "boolean"}, "true", "yes"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": "array", "items": {"$ref": "#/$defs/n"}}, "[1]", '["a"]'),
+        ({"$ref": "#/$defs/n"}, "7", "x"),
+        ({}, "any <thing>", None),
+    ],
+)
+@pytest.mark.parametrize(("form", "body"), THEIRS[:3])
+def test_bare_text_is_held_to_its_schema(form, body, schema, good, bad) -> None:
+    tool = {"type": "object", "properties": {"at": schema}, "$defs": {"n": {"type": "integer"}}}
+    assert strict(form, tool, body % good)
+    assert bad is None or not strict(form, tool, body % bad)
+
+
+def test_a_tool_that_is_not_strict_takes_any_arguments_and_a_required_one_is_not_left_out() -> None:
+    for form, body in THEIRS[:3]:
+        assert strict(form, {"type": "object"}, body % "any\nthing")
+        tool = {"type": "object", "properties": {"no": {"type": "integer"}}, "required": ["at"]}
+        assert strict(form, tool, body % "x")
+        assert not strict(form, tool | {"required": ["no"]}, body % "x")
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"properties": []}, "no object"),
+        ({"required": "at"}, "no list of names"),
+        ({"required": [3]}, "no list of names"),
+        ({"properties": {"at": {"enum": 3}}}, "an enum of nothing"),
+        ({"properties": {"at": {"enum": []}}}, "an enum of nothing"),
+        ({"properties": {"at": {"type": "string", "minLength": "2"}}}, "no whole number"),
+        ({"properties": {"at": {"type": "string", "maxLength": -1}}}, "no whole number"),
+        ({"properties": {"at": {"type": "integer", "allOf": [{"$ref": "#/properties/b"}]}}}, "outside of"),
+        ({"patternProperties": {}}, "'patternProperties'"),
+    ],
+)
+def test_schemas_that_bare_text_cannot_be_held_to_say_why(schema: dict, why: str) -> None:
+    for form, _ in THEIRS[:3]:
+        with pytest.raises(UnboundSchema, match=why):
+            form.lazy_rules("answer", "TEXT", CallSyntax([("f", {"type": "object"} | schema)]))
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+    "<|constrain|>json"
+)
+TURNED = " to=functions.f<|channel|>commentary json"
+
+
+@pytest.mark.parametrize(
+    ("opened", "text", "left"),
+    [
+        (False, f'{HARMONY}<|message|>{{"at": 3}}', 0),
+        (False, f'{TURNED}<|message|>{{"at": 3}}', 0),
+        (False, f'{HARMONY}<|message|>{{"at": "x', 2),
+        (False, "<|channel|>final<|message|>Yes", 0),
+        (False, "<|channel|>commentary to=functions.g", 1),
+        (False, "Yes", 3),
+        (True, "more", 0),
+        (True, f'more<|end|><|start|>assistant{TURNED}<|message|>{{"at": 3}}', 0),
+    ],
+)
+def test_harmonys_calls_are_bound_by_special_tokens(opened: bool, text: str, left: int) -> None:
+    spec = lazy_grammar(harmony.lazy_rules, call("arguments"), CallSyntax([("f", POINT)], SPECIAL.get, opened))
+    matcher, ids = compiled(Grammar("grammar", spec), byte_tokenizer(400)), ids_of(text)
+    assert matcher.try_consume_tokens(ids) == len(ids) - left
+    assert matcher.is_accepting() == (not left)
+
+
+def test_harmonys_marks_as_text_bind_nothing_and_that_is_said() -> None:
+    with pytest.raises(UnboundSchema, match="special tokens"):
+        harmony.lazy_rules("answer", "TEXT", CallSyntax([("f", POINT)]))
+
+
+MARKS = (
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", *deepseek_v3.MARKS),
+    *("<minimax:tool_call>", "</minimax:tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
 SPECIAL = {mark: 300 + at for at, mark in enumerate(MARKS)}
 MARK = re.compile("|".join(map(re.escape, SPECIAL)))
 
@@ -155,6 +285,10 @@ def ids_of(text: str) -> list[int]:
             '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"at": 3}[TOOL_CALLS]f[ARGS]{"at": 4}',
             '[TOOL_CALLS]f[ARGS]{"at": "x',
         ),
+        (deepseek_v3, f"Hm.{DEEPSEEKS % 3} done", f'{DEEPSEEKS.partition("%s")[0]}"x'),
+        (glm45, f"Hm.{GLM % 3} done", f"{GLM.partition('%s')[0]}xx"),
+        (minimax_m2, f"Hm.{MINIMAX % 3} done", f"{MINIMAX.partition('%s')[0]}xx"),
+        (qwen3_coder, f"Hm.{CODER % 3} done", f"{CODER.partition('%s')[0]}xx"),
     ],
 )
 def test_marks_that_are_special_tokens_open_calls_and_cannot_be_written_as_text(form, good: str, bad: str) -> None:
@@ -166,7 +300,7 @@ def test_marks_that_are_special_tokens_open_calls_and_cannot_be_written_as_text(
     matcher = compiled(Grammar("grammar", spec), byte_tokenizer(400))
     broken = ids_of(bad)
     assert matcher.try_consume_tokens(broken) == len(broken) - 2
-    if form is not llama3:
+    if form in (hermes, mistral):
         spelled = compiled(Grammar("grammar", spec), byte_tokenizer(400))
         mark = hermes.BEGIN if form is hermes else mistral.MARK
         assert spelled.try_consume_tokens(list(f"See {mark}".encode())) == len(f"See {mark}") - 1

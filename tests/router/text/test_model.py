@@ -199,6 +199,36 @@ def test_the_template_is_found_in_each_of_its_places(tmp_path: Path) -> None:
     assert load_chat_template(tmp_path).render([]) == "three"
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+def test_conversations_with_tools_have_the_template_that_the_model_has_for_them(
+    tmp_path: Path, in_files: bool
+) -> None:
+    plain, other = "{{ messages[0].content }}", "{{ tools[0].name }}: {{ messages[0].content }}"
+    several = [{"name": "default", "template": plain}, {"name": "tool_use", "template": other}]
+    if in_files:
+        (tmp_path / "chat_template.jinja").write_text(plain)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(other)
+    else:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    template = load_chat_template(tmp_path)
+    messages = [{"role": "user", "content": "x"}]
+    assert template.render(messages) == "x"
+    assert template.render(messages, tools=[{"name": "f"}]) == "f: x"
+    assert "tools" in template.names
+
+
+def test_a_list_of_templates_without_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"template": "x"}]}))
+    with pytest.raises(CheckpointError, match="a name and a template in each entry"):
+        load_chat_template(tmp_path)
+
+
+def test_text_that_no_utf8_holds_is_the_callers_error(tokenizer: HfTokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="no valid text: half a surrogate pair at character 1"):
+        tokenizer.encode("a\ud83d", False)
+
+
 async def test_a_model_without_a_template_refuses_chat(tmp_path: Path, model_dir: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
     with pytest.raises(InvalidRequest, match="/v1/completions"):

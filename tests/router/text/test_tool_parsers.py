@@ -9,9 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from baton.cluster.config import RouterConfig
 from baton.protos.errors import ConfigError
 from baton.router.text import reasoning_parsers, tool_parsers
-from baton.router.text.tool_events import ArgumentsEvent, CallEvent, TextEvent
+from baton.router.text.tool_events import ArgumentsEvent, CallEvent, TextEvent, ThoughtEvent
+from baton.router.text.tool_parsers import ParserContext
 
 ARGS = {"city": 'Zürich "old"\n', "days": [1, {"a": "}"}], "x": None}
 TEXT = json.dumps(ARGS, ensure_ascii=False)
@@ -20,7 +22,79 @@ TURNED = f'{{"arguments": {TEXT}, "name": "weather"}}'
 QUOTED = f'{{"name": "weather", "arguments": {json.dumps(TEXT)}}}'
 SIMPLE = '{"name": "now", "parameters": {}}'
 WEATHER, NOW = ("weather", ARGS), ("now", {})
+TYPES = {"city": {"type": "string"}, "days": {"type": "array"}, "x": {"type": ["null", "integer"]}}
+CONTEXT = ParserContext({"weather": {"type": "object", "properties": TYPES}})
+SAME = ParserContext(CONTEXT.schemas, prompt="<|start|>user<|message|>Weather?<|end|><|start|>assistant")
+CODER = (
+    '<function=weather>\n<parameter=city>\nZürich "old"\n\n</parameter>\n<parameter=days>\n[1, {"a": "}"}]\n'
+    "</parameter>\n<parameter=x>\nNone\n</parameter>\n</function>"
+)
+CODER_NOW = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+GLM = (
+    '<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich "old"\n</arg_value>\n<arg_key>days</arg_key>'
+    '<arg_value>[1, {"a": "}"}]</arg_value>\n<arg_key>x</arg_key>\n<arg_value>null</arg_value>\n</tool_call>'
+)
+INVOKE = (
+    '<invoke name="weather">\n<parameter name="city">Zürich "old"\n</parameter>\n'
+    '<parameter name="days">[1, {"a": "}"}]</parameter>\n<parameter name="x">null</parameter>\n</invoke>\n'
+)
+INVOKED = f'<minimax:tool_call>\n{INVOKE}<invoke name="now">\n</invoke>\n</minimax:tool_call>'
+FENCED = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{TEXT}\n```<｜tool▁call▁end｜>"
+PLAIN = f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{TEXT}<｜tool▁call▁end｜>"
+PLAIN_NOW = "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+TO_WEATHER = f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{TEXT}"
 CASES = {
+    "deepseek_v3": [
+        ("Just text.", "Just text.", []),
+        (f"So:{SECTION}{PLAIN}{PLAIN_NOW}{SECTION_END}\nDone.", "So:\nDone.", [WEATHER, NOW]),
+        (f"{SECTION}{FENCED}\n{FENCED}{SECTION_END}", "", [WEATHER, WEATHER]),
+        (f"{PLAIN}{PLAIN_NOW}\n", "", [WEATHER, NOW]),
+        (f"{SECTION}{PLAIN[:-10]}", "", [WEATHER]),
+        (f"{SECTION}<｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜>", "", [NOW]),
+        (
+            '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"x": "<｜tool▁call▁end｜>"}<｜tool▁call▁end｜>',
+            "",
+            [("weather", {"x": "<｜tool▁call▁end｜>"})],
+        ),
+        (f"{SECTION}\n{SECTION_END}, no", f"{SECTION}\n{SECTION_END}, no", []),
+        (f"{SECTION}no{SECTION_END}", f"{SECTION}no{SECTION_END}", []),
+        ("<｜tool▁call▁begin｜>a b<｜tool▁sep｜>{}", "<｜tool▁call▁begin｜>a b<｜tool▁sep｜>{}", []),
+        ("<｜tool▁call▁beg", "<｜tool▁call▁beg", []),
+    ],
+    "glm45": [
+        ("Just text.", "Just text.", []),
+        (f"Let me see.\n{GLM}\n<tool_call>now</tool_call>\nDone.", "Let me see.\n\nDone.", [WEATHER, NOW]),
+        ("<tool_call>now\n</tool_call>\n", "", [NOW]),
+        ("<tool_call>no json</tool_call> hm", "<tool_call>no json</tool_call> hm", []),
+        ("<tool_call>now", "<tool_call>now", []),
+        ("<tool_call>now\n</x> <tool_call>now</tool_call>", "<tool_call>now\n</x> ", [NOW]),
+        ("<tool_call> </tool_call>", "<tool_call> </tool_call>", []),
+        (
+            "<tool_call>f<arg_key>a</arg_key><arg_value>1 < 2</arg_value><arg_key>b</arg_key><arg_value>2.5"
+            "</arg_value></tool_call>",
+            "",
+            [("f", {"a": "1 < 2", "b": 2.5})],
+        ),
+        ("<tool_call>weather<arg_key>x</arg_key></tool_call>", "", [("weather", {})]),
+    ],
+    "harmony": [
+        ("Just text.", "Just text.", []),
+        ("assistant", "assistant", []),
+        ("to=", "to=", []),
+        (f"<|channel|>analysis<|message|>Hm.<|end|>{FINAL}Sunny < \n", "Sunny < \n", []),
+        (f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{TO_WEATHER}<|call|>", "", [WEATHER]),
+        (f"{TO_WEATHER}<|call|>{FINAL}So.<|return|>", "So.", [WEATHER]),
+        (" to=functions.now<|channel|>commentary json<|message|>{}", "", [NOW]),
+        ("<|channel|>commentary to=weather code<|message|>{}<|end|>", "", [("weather", {})]),
+        ("<|channel|>commentary to=functions.now<|message|> <|call|>", "", [NOW]),
+        ("<|channel|>commentary<|message|>First,<|end|>" + FINAL + " then", "First, then", []),
+        ("<|channel|>commentary to=python<|message|>1+1<|call|>", "1+1", []),
+        (f"{FINAL}No <|channel|> here", "No <|channel|> here", []),
+        (f"{FINAL}Cut.<|end|><|start|>assistant<|channel|>fin", "Cut.", []),
+        ("to=functions.f\n<|channel|>x", "to=functions.f\n<|channel|>x", []),
+    ],
     "hermes": [
         ("Just text.", "Just text.", []),
         (f"Let me see.\n<tool_call>\n{ONE}\n</tool_call>", "Let me see.\n", [WEATHER]),
@@ -37,16 +111,32 @@ CASES = {
         ),
         (f"<tool_call>{SIMPLE}</tool_call>\n \nSo it is.\n", "\n \nSo it is.\n", [NOW]),
         (f"<tool_call>{SIMPLE}</tool_call> <tool_call>1</tool_call>", " <tool_call>1</tool_call>", [NOW]),
+        (
+            '<tool_call>{"name":"f","arguments":{"t":"say </tool_call> now"}}</tool_call> So.',
+            " So.",
+            [("f", {"t": "say </tool_call> now"})],
+        ),
+        ('<tool_call>"no</tool_call> hm', '<tool_call>"no</tool_call> hm', []),
     ],
     "llama3": [
         ("Just text.", "Just text.", []),
         (ONE, "", [WEATHER]),
         (f"<|python_tag|>{ONE}; {SIMPLE}", "", [WEATHER, NOW]),
+        (f"{ONE}\n; {SIMPLE} \n", "", [WEATHER, NOW]),
         (f"\n{QUOTED}", "", [WEATHER]),
         ('{"a": 1}', '{"a": 1}', []),
         ('{"a": 1', '{"a": 1', []),
         ("<|python", "<|python", []),
         ("{ not json", "{ not json", []),
+    ],
+    "minimax_m2": [
+        ("Just text.", "Just text.", []),
+        (f"See:{INVOKED}\nDone.", "See:\nDone.", [WEATHER, NOW]),
+        (f"<minimax:tool_call>\n{INVOKE}", "", [WEATHER]),
+        ('<invoke name="now"></invoke>', "", [NOW]),
+        ("<minimax:tool_call>\n</minimax:tool_call> hm", "<minimax:tool_call>\n</minimax:tool_call> hm", []),
+        ("<minimax:tool_call> no", "<minimax:tool_call> no", []),
+        ('<invoke name="', '<invoke name="', []),
     ],
     "mistral": [
         ("Just text.", "Just text.", []),
@@ -58,12 +148,28 @@ CASES = {
         ("[TOOL", "[TOOL", []),
         ("[TOOL_CALLS][1]", "[TOOL_CALLS][1]", []),
     ],
+    "qwen3_coder": [
+        ("Just text.", "Just text.", []),
+        (f"See.\n<tool_call>\n{CODER}\n</tool_call>\n{CODER_NOW}\nDone.", "See.\n\nDone.", [WEATHER, NOW]),
+        (f"See. {CODER}\n</tool_call>", "See. ", [WEATHER]),
+        ("<tool_call>\n<function=now>\n</tool_call>\n" + CODER_NOW, "", [NOW, NOW]),
+        (f"<function=now><function=weather></function> {CODER_NOW}", "", [NOW, ("weather", {}), NOW]),
+        ("<tool_call>\nno\n</tool_call>", "<tool_call>\nno\n</tool_call>", []),
+        ("<tool_call><tool_call>", "<tool_call><tool_call>", []),
+        ("a <function=b c> d", "a <function=b c> d", []),
+        ("<function=now", "<function=now", []),
+        (
+            "<function=weather><parameter=x>seven</parameter><parameter=city>\n\n</parameter></function>",
+            "",
+            [("weather", {"x": "seven", "city": ""})],
+        ),
+    ],
 }
 FLAT = [(name, *case) for name, cases in CASES.items() for case in cases]
 
 
 def read(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
-    parser = tool_parsers.load(name).make()
+    parser = tool_parsers.load(name).make(CONTEXT)
     events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
     called: list[list[str]] = []
     for event in events:
@@ -98,8 +204,16 @@ def test_where_the_text_is_cut_changes_nothing(case, places) -> None:
 
 
 PIECES = [*'{}[]":,x\\ <é', '"name"', '"arguments"', '{"name": "f", "arguments": {']
+MARKUP = [
+    *(
+        mark
+        for name in ("deepseek_v3", "glm45", "harmony", "minimax_m2", "qwen3_coder")
+        for mark in tool_parsers.load(name).MARKS
+    ),
+    *("to=functions.f", "assistant", "function", "f>", '"f">', "\n"),
+]
 MARKED = st.lists(
-    st.sampled_from(["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", *PIECES]),
+    st.sampled_from(["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", *MARKUP, *PIECES]),
     max_size=30,
 ).map("".join)
 
@@ -121,7 +235,7 @@ def test_any_text_is_read_without_a_crash_and_alike_however_it_is_cut(name, text
 
     whole = events([text])
     assert events(list(text)) == whole
-    if not whole[2] and name != "mistral":
+    if not whole[2] and name not in ("mistral", "harmony"):
         assert whole[0] == text.removeprefix("<|python_tag|>" if name == "llama3" else "")
 
 
@@ -131,18 +245,127 @@ def test_arguments_stream_as_they_are_written() -> None:
     assert parser.push("rich") == [ArgumentsEvent(0, "rich")]
 
 
+@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "qwen3_coder"])
+def test_text_arguments_stream_as_they_are_written_and_others_once_they_are_whole(name) -> None:
+    text = next(text for text, _, calls in CASES[name] if calls and calls[0] is WEATHER)
+    begin = text.index('Zürich "')
+    parser = tool_parsers.load(name).make(CONTEXT)
+    parser.push(text[:begin])
+    assert parser.push('Zürich "') == [ArgumentsEvent(0, '{"city": "Zürich \\"')]
+    numbers = text.index("[1")
+    parser.push(text[begin + 8 : numbers])
+    assert parser.push("[1, ") == []
+    rest = [event for event in parser.push(text[numbers + 4 :]) if isinstance(event, ArgumentsEvent)]
+    assert rest[0] == ArgumentsEvent(0, ', "days": [1, {"a": "}"}]')
+    assert parser.closed
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "integer"}, " 5\n", 5),
+        ({"type": "integer"}, "5.0", 5.0),
+        ({"type": "integer"}, "5.5", "5.5"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}]}, "5", 5),
+        ({"enum": ["a", "1"]}, "1", "1"),
+        ({"enum": ["a", 1]}, "1", 1),
+        ({"$ref": "#/$defs/loop"}, "[1]", [1]),
+        ({"$ref": "#/$defs/tree"}, "[1]", [1]),
+        ({"$ref": "#/$defs/none"}, '"q"', '"q"'),
+        ({"type": "object"}, '{"a": ', '{"a": '),
+        ({"type": "array"}, "[" * 100_000, "[" * 100_000),
+        ({}, "{}", {}),
+        (True, "text", "text"),
+        ({"type": 7}, "x", "x"),
+    ],
+)
+def test_bare_text_becomes_what_its_schema_allows(schema, text, value) -> None:
+    tree = {"anyOf": [{"$ref": "#/$defs/tree"}] * 9 + [{"type": "array"}]}
+    defs = {"n": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}, "tree": tree}
+    root = {"properties": {"a": schema}, "$defs": defs}
+    parser = tool_parsers.load("glm45").make(ParserContext({"f": root}))
+    call = f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>"
+    told = "".join(event.text for event in parser.push(call) if isinstance(event, ArgumentsEvent))
+    assert json.loads(told) == {"a": value}
+
+
+def test_harmony_tells_thoughts_apart_in_the_order_in_which_they_come() -> None:
+    text = (
+        f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{TO_WEATHER}<|call|>"
+        "<|start|>assistant<|channel|>analysis<|message|>Warm.<|end|>" + FINAL + "Sunny."
+    )
+    for context in (CONTEXT, SAME):
+        for pieces in ([text], list(text), cut(text, {7, 30, 90, 171})):
+            parser = tool_parsers.load("harmony").make(context)
+            events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
+            order = [
+                type(event)
+                for event, before in zip(events, [None, *events], strict=False)
+                if type(event) is not type(before)
+            ]
+            assert order == [ThoughtEvent, CallEvent, ArgumentsEvent, ThoughtEvent, TextEvent]
+            thoughts = [event.text for event in events if isinstance(event, ThoughtEvent)]
+            assert "".join(thoughts) == "Hm.Warm."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "said"),
+    [
+        ("<|start|>assistant", "<|channel|>fi", ""),
+        ("<|start|>assistant", "to", "to"),
+        ("<|start|>assistant<|channel|>final<|message|>It is", " sunny.<|return|>", " sunny."),
+        ("<|start|>assistant<|channel|>final<|message|>It is", " to=", " to="),
+    ],
+)
+def test_harmony_begins_in_the_message_in_which_the_prompt_ends(prompt, text, said) -> None:
+    for pieces in ([text], list(text)):
+        parser = tool_parsers.load("harmony").make(ParserContext(prompt=prompt))
+        events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
+        assert "".join(event.text for event in events if isinstance(event, TextEvent)) == said
+
+
+def test_harmony_gives_as_text_what_nobody_reads_apart() -> None:
+    text = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{TO_WEATHER}"
+    parser = tool_parsers.load("harmony").make(ParserContext(reads_calls=False, splits_thoughts=False))
+    assert "".join(event.text for event in parser.push(text) + parser.flush()) == f"Hm.{TEXT}"
+
+
 @pytest.mark.parametrize(
     ("template", "name"),
-    [("… <tool_call> …", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3"), ("", "hermes")],
+    [
+        ("… <tool_call> …", "hermes"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<|python_tag|>", "llama3"),
+        ("", "hermes"),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>", "qwen3_coder"),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
+        ("<think> {%- set toolcall_begin_token = '<minimax:tool_call>' -%} <invoke name=", "minimax_m2"),
+        ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name']", "deepseek_v3"),
+        ('{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking', "harmony"),
+    ],
 )
 def test_the_parser_is_found_by_what_the_chat_template_mentions(template: str, name: str) -> None:
     assert tool_parsers.load("auto", template).__name__.endswith(name)
 
 
+def test_the_settings_list_every_parser() -> None:
+    for field, parsers in (("tool_parser", tool_parsers), ("reasoning_parser", reasoning_parsers)):
+        told = (RouterConfig.model_fields[field].description or "").partition(": ")[2].split(", ")
+        assert sorted(told) == sorted(
+            {*parsers.names(), "auto", *(["none"] if parsers is reasoning_parsers else [])}
+        )
+
+
 def test_an_unknown_parser_lists_the_choices() -> None:
-    with pytest.raises(ConfigError, match="hermes, llama3, mistral"):
+    with pytest.raises(ConfigError, match="deepseek_v3, glm45, harmony, hermes, llama3, minimax_m2, mistral"):
         tool_parsers.load("xml")
-    with pytest.raises(ConfigError, match="auto, none, think"):
+    with pytest.raises(ConfigError, match="auto, none, harmony, think"):
         reasoning_parsers.load("xml")
 
 

@@ -55,7 +55,12 @@ def findings_of(found: CardTrials) -> list[Finding]:
                 "workers take the graph; don't set worker.cuda_step to mega" if said else "")
         for kind, said in found.at_once.items()
     ]  # fmt: skip
-    return [*steps, *at_once, *map(_of_op, found.ops)]
+    ahead = [
+        Finding("gpu step", "warn" if said else "ok", f"{kind} weights, planned ahead: {said or 'the same'}",
+                "the start's trial says so, too, and steps are planned one after another" if said else "")
+        for kind, said in found.ahead.items()
+    ]  # fmt: skip
+    return [*steps, *ahead, *at_once, *map(_of_op, found.ops)]
 
 
 def earlier_trial(gpu: Gpu) -> str:

@@ -177,10 +177,11 @@ def _kv_room(config: BatonConfig, gpu: Gpu) -> str:
     cache = CacheSpec(
         kv_memory_share=worker.kv_memory_share,
         kv_host_share=worker.kv_host_share,
+        kv_mirror=worker.kv_mirror,
         kv_sharers=workers_on_gpu(config),
         card_sharers=workers_on_card(config, config.worker),
     )
-    return kv_room(cache, gpu, 0, available_bytes()).told
+    return kv_room(cache, gpu, 0, available_bytes(), whole=bool(without_kernels(gpu))).told
 
 
 def _chosen(path: Path) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 import torch
 
+from baton.engine.backends.cuda.ahead_trial import ahead_off
 from baton.engine.backends.cuda.device_ops import ON_A_CARD, ON_THE_SHIM, TrialSizes
 from baton.engine.backends.cuda.gpu import Gpu
 from baton.engine.backends.cuda.op_trials import OpTrial, Tell, try_ops
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, CudaRunner
-from baton.engine.backends.cuda.trial import one_layer, random_weights, trial
+from baton.engine.backends.cuda.trial import one_layer, random_weights, spec_of, trial
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import ModelSpec
@@ -36,7 +37,7 @@ class CardTrials(msgspec.Struct, frozen=True):
     """Holds what was measured on a card, at Unix seconds ``at``.
 
     ``steps`` has by kind of weights what was wrong with the step, "" for nothing; ``at_once`` the same of the step
-    by the megakernel.
+    by the megakernel, and ``ahead`` of steps that are submitted before the one in front was looked at.
     """
 
     card: str
@@ -44,6 +45,7 @@ class CardTrials(msgspec.Struct, frozen=True):
     steps: dict[str, str]
     ops: tuple[OpTrial, ...]
     at_once: dict[str, str] = {}
+    ahead: dict[str, str] = {}
 
 
 def run_trials(gpu: Gpu, library: CudaLibrary, shim: bool = False, tell: Tell = lambda _: None) -> CardTrials:
@@ -52,11 +54,13 @@ def run_trials(gpu: Gpu, library: CudaLibrary, shim: bool = False, tell: Tell = 
     """
     sizes: TrialSizes = ON_THE_SHIM if shim else ON_A_CARD
     ops = try_ops(library, "cpu" if shim else "cuda", sizes, tell)
-    steps = {}
+    steps, ahead = dict[str, str](), dict[str, str]()
     for kind, weights in KINDS.items():
         tell(f"the step with {kind} weights")
         steps[kind] = _step(library, weights, shim, BY_GRAPH)
-    return CardTrials(gpu.name, time.time(), steps, tuple(ops))
+        tell(f"steps planned ahead with {kind} weights")
+        ahead[kind] = _ahead(library, weights, shim)
+    return CardTrials(gpu.name, time.time(), steps, tuple(ops), ahead=ahead)
 
 
 def with_megakernel(
@@ -109,10 +113,19 @@ def _step(library: CudaLibrary, kind: torch.dtype | tuple[int, int], shim: bool,
 
     try:
         weights = {"w": random_weights(one_layer(program), kind, 1)["o"]}
-        return trial(program, weights, "bfloat16", NativeRunner, on_gpu)
+        return trial(program, weights, "bfloat16", NativeRunner, on_gpu, long=not shim)
     finally:
         for runner in made:
             runner.close()
+
+
+def _ahead(library: CudaLibrary, kind: torch.dtype | tuple[int, int], shim: bool) -> str:
+    program = one_layer(_attention(*(ON_SHIM_HEADS if shim else HEADS)))
+    made = CudaRunner(spec_of(program, "bfloat16"), program, random_weights(program, kind, 1), library)
+    try:
+        return ahead_off(made)
+    finally:
+        made.close()
 
 
 def _attention(heads: int, kv_heads: int, head_dim: int) -> Program:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.backends.cuda.ahead_trial import ahead_off
 from baton.engine.backends.cuda.card_trials import kind_name, load_record
 from baton.engine.backends.cuda.gpu import require
 from baton.engine.backends.cuda.product_choice import matrices_of, names_by_row
 from baton.engine.backends.cuda.products import apply_choices, choices_on
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
-from baton.engine.backends.cuda.trial import kind_of, trial
+from baton.engine.backends.cuda.trial import kind_of, one_layer, random_weights, spec_of, trial
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.config import CudaStep
@@ -97,9 +98,25 @@ def on_kernels(
         raise ConfigError(f"cuda_step is mega, and the megakernel has no form for {said}; use graph", "cuda_step")
     made.share(least)
     made.shares = True
+    if said := "" if on_shim() else tried_ahead(spec, program, weights, found, how):
+        made.async_steps = None
+        log.warning("steps are planned one after another: %s", said)
     made.warms = not on_shim()
     made.compares = compares and not made.misfit() and not tried(spec, program, weights, found, AT_ONCE)
     return made
+
+
+def tried_ahead(spec: ModelSpec, program: Program, weights: Weights, found: CudaLibrary, how: int) -> str:
+    """Returns what is wrong with steps that are submitted ahead on the calling thread's card, for layers of the
+    shape of ``program``'s; empty if nothing is.
+    """
+    small = one_layer(program)
+    of = random_weights(small, kind_of(program, weights), 1)
+    made = CudaRunner(spec_of(small, spec.layout.dtype), small, of, found, how=how)
+    try:
+        return ahead_off(made)
+    finally:
+        made.close()
 
 
 def rows_taken(program: Program, weights: Weights, found: CudaLibrary) -> frozenset[str]:
@@ -169,7 +186,7 @@ def tried(spec: ModelSpec, program: Program, weights: Weights, found: CudaLibrar
         return made[-1]
 
     try:
-        return trial(program, weights, spec.layout.dtype, NativeRunner, on_gpu)
+        return trial(program, weights, spec.layout.dtype, NativeRunner, on_gpu, long=True)
     finally:
         for runner in made:
             runner.close()

@@ -2,8 +2,9 @@
 
 Knows nothing of schedulers or processes. The device's pages mirror the host's, which others read and write: pages
 that a step needs and that aren't current on the device (``residency.py``) are copied there before it, and what it
-appends is copied back after its last launch. A handoff between two workers on one GPU goes from device pages to
-device pages (``page_share.py``).
+appends is copied back after its last launch; or, ``on_demand``, when somebody is about to read it
+(``demand_pages.py``). A handoff between two workers on one GPU goes from device pages to device pages
+(``page_share.py``).
 """
 
 from __future__ import annotations
@@ -11,26 +12,32 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.abilities import Mirror
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.adapters import CudaAdapters
+from baton.engine.backends.cuda.async_steps import CudaSteps
+from baton.engine.backends.cuda.demand_pages import DemandPages
 from baton.engine.backends.cuda.page_share import PageShare
 from baton.engine.backends.cuda.program import CudaProgram
 from baton.engine.backends.cuda.step_choice import StepChoice, chosen, measured, small_steps
 from baton.engine.backends.cuda.warming import largest_step, warm_steps
-from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.batch import Array, NativeBatch
+from baton.engine.backends.native.branches import copyable, slots_of
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.residency import PageResidency
-from baton.engine.plan import ModelSpec, StepPlan
+from baton.engine.plan import ModelSpec, StepPlan, StepResult
 from baton.engine.program.program import Program
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.step import structs
+from baton.kv.memory.host_pages import drop_bytes
 from baton.protos.errors import BatonError, ConfigError
 from baton.protos.measurements import EngineWork
 from baton.protos.nouns import BLOCK_TOKENS
@@ -70,12 +77,20 @@ class CudaRunner(StepRunner):
             None if adapters is None else CudaAdapters(adapters, program, made.lora, made.head_lora, device)
         )
         self._device, self.how = device, how
-        self.mirror: PageShare | None = None
+        self.mirror: Mirror | None = None
+        self._shared: PageShare | None = None
+        # What is copied to the host when it is asked for is of one page table.
+        self.on_demand = None if spec.layout.windows else self._on_demand
+        self._copies: int | None = None  # bytes that the host keeps of copies made on demand; None: every page
         self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
+        self.branches = self._selection is None and not spec.layout.windows and copyable(spec.layout)
+        # What a step chooses of one page table and no recurrent state is all that the next one needs.
+        plain = self._selection is None and not spec.layout.windows and not spec.layout.states
+        self.async_steps = CudaSteps(self, clock) if plain else None
         self.warms = False  # whether ``warm`` runs its steps
         self.compares = False  # whether ``warm`` takes the faster of graph and megakernel
         self._session = ctypes.c_void_p()
-        self._resident = PageResidency(0)
+        self._resident: PageResidency | DemandPages = PageResidency(0)
         try:
             self._call("session_open", self._program.address, spec.vocab_size, ctypes.byref(self._session))
         except BatonError:
@@ -87,21 +102,43 @@ class CudaRunner(StepRunner):
         little memory.
         """
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8)  # keeps the buffer
-        page_bytes, resident, earlier = self.spec.layout.page_bytes, PageResidency(pages), self.mirror
-        mirror = PageShare.made(pages * page_bytes, resident) if self.shares else None
-        at = None if mirror is None else mirror.at
+        page_bytes, earlier = self.spec.layout.page_bytes, self._shared
+        demand = None if self._copies is None else self._demand_pages(buffer, pages, self._copies // page_bytes)
+        resident = demand or PageResidency(pages)
+        shared = PageShare.made(pages * page_bytes, resident, demand is None) if self.shares else None
+        at = None if shared is None else shared.at
         size = f"{pages * page_bytes / (1 << 30):.2f} GiB of KV pages"
         try:
             self._device.call("session_bind", self._session, self._memory.data_ptr(), pages, page_bytes, at)
         except DeviceError as error:
-            if mirror is not None:
-                mirror.close()
+            if shared is not None:
+                shared.close()
             text = f"device cuda: {size} can't be pinned on the host, or as many had on the card: {error}"
             raise ConfigError(f"{text}; lower worker.kv_memory_bytes or worker.pages", "kv_memory_bytes") from error
-        log.info("%s are pinned, and mirrored on the card", size)
-        self._pages, self._resident, self.mirror = pages, resident, mirror
+        if demand is None:
+            log.info("%s are pinned, and mirrored on the card", size)
+        else:
+            demand.shared = None if shared is None else shared.shared
+            log.info("%s are on the card, and on the host while somebody reads them", size)
+        self._pages, self._resident, self.mirror, self._shared = pages, resident, demand or shared, shared
         if earlier is not None:
             earlier.close()
+
+    def _on_demand(self, most: int) -> None:
+        """Keeps KV on the card from the next ``bind`` on, whose buffer may be larger than the host's memory: pages
+        are copied there when somebody wants to read them, and at most ``most`` bytes of such copies stay.
+        """
+        self._call("session_on_demand", self._session)
+        self._copies = most
+
+    def _demand_pages(self, buffer: memoryview, pages: int, most: int) -> DemandPages:
+        page_bytes = self.spec.layout.page_bytes
+
+        def fetch(wanted: Sequence[int]) -> None:
+            named = np.array(wanted, np.int32)
+            self._call("session_fetch_pages", self._session, named.ctypes.data, len(named))
+
+        return DemandPages(pages, most, fetch, lambda page: drop_bytes(buffer, page * page_bytes, page_bytes))
 
     def warm(self, sequences: int, chunk: int, drafts: int = 0) -> None:
         """Grows workspaces to what a step of ``sequences`` decodes, ``drafts`` drafts and ``chunk`` tokens of a
@@ -201,31 +238,77 @@ class CudaRunner(StepRunner):
             self._cuda_program.close()
             if self.adapters is not None:
                 self.adapters.close()
-        if self.mirror is not None:
-            self.mirror.close()
-            self.mirror = None
+        self.mirror = None
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
+        self.begin(plan, batch)
+        self.finish(batch)
+
+    def batch_of(self, plan: StepPlan) -> NativeBatch:
+        """Returns the arrays of a step. Raises BatonError for an item that can't be computed."""
+        return NativeBatch(plan, self.spec.vocab_size, self._pages, self._selection)
+
+    def result_of(self, plan: StepPlan, batch: NativeBatch, seconds: float) -> StepResult:
+        """Returns the results of a finished step that took ``seconds``; pooled states only of the step that was
+        begun last. Raises BatonError where a sequence had nothing to choose from.
+        """
+        sampled = tuple(self._chosen(batch))
+        scored = dict(self._scores(batch)) if batch.scored else {}
+        pooled = dict(self._pooled(plan, batch)) if batch.pools else {}
+        return StepResult(sampled, seconds, scored, pooled)
+
+    def begin(self, plan: StepPlan, batch: NativeBatch, fed: Array | None = None) -> None:
+        """Launches a step, and the copy of its results to the host. ``fed`` has for each row which of the choices
+        of the step before, that may still run, it takes as its token; -1: its own. Raises BatonError.
+
+        What comes behind it on the device sees its writes, so that pages count as written from now on.
+        """
         if self.adapters is not None:
             self.adapters.group(plan.items, batch.wanted)
         brought = self._resident.missing(plan.items)
+        with self._failing():
+            self._submit(batch, brought, fed)
+            self._device.call("session_begin_fetch", self._session, batch.choices.ctypes.data, len(batch.choices))
+        self._resident.ran(plan.items, brought)
+
+    def finish(self, batch: NativeBatch) -> None:
+        """Waits for the oldest step that was begun and not finished, which is that of ``batch``, and fills in its
+        tokens and logits. Raises BatonError.
+        """
+        with self._failing():
+            self._device.call("session_end_fetch", self._session, batch.choices.ctypes.data, len(batch.choices))
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Turns what the device raises in the block into a BatonError, behind which no page counts as current."""
         try:
-            self._launch(batch, brought)
+            yield
         except DeviceError as error:
             self._resident.failed()
             raise BatonError(f"the step failed on the GPU: {error}") from error
-        self._resident.ran(plan.items, brought)
 
     def _launch(self, batch: NativeBatch, brought: list[int]) -> None:
+        """Runs a step and waits for its results."""
+        self._submit(batch, brought)
+        self._device.call("session_fetch", self._session, batch.choices.ctypes.data, len(batch.choices))
+
+    def _submit(self, batch: NativeBatch, brought: list[int], fed: Array | None = None) -> None:
         device, session = self._device, self._session
         if self._reach(batch.reach):
             device.call("session_angles", session, self._rope_angles.data_ptr(), self._rope_angles.nbytes)
         if brought:
             pages = np.array(brought, np.int32)
             device.call("session_admit", session, pages.ctypes.data, len(pages))
+        if batch.copies:
+            copies = slots_of(batch.copies)
+            device.call("session_branches", session, copies.ctypes.data, len(copies))
+        if fed is not None:
+            device.call("session_ahead", session, fed.ctypes.data, len(fed))
         device.call("session_upload", session, ctypes.byref(self._step(batch)), self.how)
         self._run(batch.rows)
-        device.call("session_fetch", session, batch.choices.ctypes.data, len(batch.choices))
 
     def _run(self, rows: int) -> None:
         """Runs the uploaded step. The head behind the megakernel is launched plainly, because a cooperative launch

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
+from baton.engine.plan import MOST_SCORED, SampleSpec, SequenceStep, StepPlan
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 
 RUNS = 2  # of each size: by launches, then captured (session.cuh)
@@ -37,7 +37,7 @@ def sizes(sequences: int) -> list[int]:
 
 def largest_step(sequences: int, chunk: int, pages: int, context: int, drafts: int = 0) -> StepPlan:
     """Returns a step of ``sequences`` decodes, each with a mask and a history, of ``drafts`` drafts of theirs, each
-    with a mask, and of a prompt's ``chunk`` tokens.
+    with a mask, and of a prompt's ``chunk`` tokens, as many of which as may be get logprobs.
 
     There are ``pages`` pages, and positions up to ``context``; the step takes fewer rows if pages are few.
     """
@@ -50,7 +50,8 @@ def largest_step(sequences: int, chunk: int, pages: int, context: int, drafts: i
         _decode(seq, pages, SampleSpec(PENALISED, 0, 1, history, 1, (), _all), count)
         for seq, count in enumerate(drafted)
     ]
-    return StepPlan((*decodes, SequenceStep(sequences, [0] * rows, 0, needed)))
+    scored = (0,) * min(rows, MOST_SCORED)
+    return StepPlan((*decodes, SequenceStep(sequences, [0] * rows, 0, needed, targets=scored)))
 
 
 def decodes(count: int, pages: int) -> StepPlan:

@@ -38,7 +38,7 @@ def load_encoder(config: EngineConfig, directory: Path, model: ModelConfig, plan
     spec = ModelSpec(
         fingerprint=fingerprint,
         layout=layout_for(STORED, program.groups, fidelity="tokens"),
-        max_model_len=min(config.max_model_len or program.max_position, program.max_position),
+        max_model_len=config.context(program.max_position, program.max_position),
         vocab_size=program.vocab_size,
         eos_token_ids=(),
     )

@@ -39,8 +39,8 @@ class NativeBatch:
 
     ``items`` have the rows' positions and pages, ``seen`` what attention sees: the same, except where blocks are
     left out by ``selection`` or by items' gaps. ``copies`` are the slots of KV, (from, to), that branches of drafts
-    begin with, which are copied in each layer before attention. ``tables`` has the addresses
-    of the items as they are in each page table.
+    begin with, which are copied in each layer before attention. ``items_by_table`` has the items as they are in
+    each page table, ``tables`` their addresses.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class NativeBatch:
         self.seen_at = _address(seen_structs)
         self._further = [bytearray(_items(each, flat.buffer_info()[0])) for each in further]
         self.tables = _address(structs), *map(_address, self._further)
+        self.items_by_table = self.items, *(np.frombuffer(each, ITEM) for each in self._further)
         self.addresses = found.buffer_info()[0], _address(structs), rows.buffer_info()[0], _address(choices)
         self.logits, self.loud = self._logits(vocab_size)
         for row, (_, spec) in enumerate(self.sampled):

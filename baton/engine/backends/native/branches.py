@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.engine.plan import SequenceStep
+from baton.engine.backends.spans import Span, span_of
+from baton.engine.plan import SequenceStep, StepPlan
 from baton.kv.layout.page import ITEM_BYTES, SCALE_BYTES, plane_bytes
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
@@ -53,6 +56,17 @@ def branches(item: SequenceStep) -> list[Branch]:
         position += range(start, end)
         before += [draft_branch.parent, *range(draft_branch.first, draft_branch.first + draft_branch.rows - 1)]
     return found
+
+
+def spans_of(plan: StepPlan) -> tuple[Span, ...]:
+    """Returns the spans of a step whose rows are in the plan's order; of a tree its trunk's and each branch's."""
+    found, first = list[Span](), 0
+    for item in plan.items:
+        found.append(span_of(item, first)._replace(queries=item.trunk))
+        for draft_branch, branch in zip(item.draft_branches, branches(item), strict=True):
+            found.append(Span(first + draft_branch.first, draft_branch.rows, branch.start, branch.table))
+        first += len(item.tokens)
+    return tuple(found)
 
 
 def _path(row: int, before: Sequence[int]) -> list[int]:
@@ -99,6 +113,11 @@ class BranchCopies:
         from_page, from_slot, to_page, to_slot = index
         for view in self._views[layer]:
             view[to_page, :, to_slot] = view[from_page, :, from_slot]
+
+
+def slots_of(copies: Sequence[tuple[Place, Place]]) -> NDArray[np.int32]:
+    """Returns ``copies`` as (copies, 2) int32: each slot to read and the one to write, 16 to a page."""
+    return np.array([[page * BLOCK_TOKENS + slot for page, slot in copy] for copy in copies], np.int32)
 
 
 def index_of(copies: Sequence[tuple[Place, Place]]) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.backends.span_ops import SEQUENCE_OPS
 from baton.engine.plan import ModelSpec, Runner, StepPlan, StepResult
-from baton.engine.program.ops import Embedding, LmHead
+from baton.engine.program.ops import Embedding, LmHead, PredictStreams
 from baton.engine.program.program import Program
 from baton.engine.program.shallow import first_ops, shallow
 from baton.kernels.rms_norm.reference import rms_norm
@@ -48,6 +48,9 @@ class NativeInternals:
         """Has later steps return the hidden states before ``layers`` (see ``Internals``). Raises ConfigError for a
         layer without.
         """
+        if layers and any(isinstance(op, PredictStreams) for op in self._native.ops):
+            text = "speculation: states between layers aren't known for a model with several residual streams"
+            raise ConfigError(f"{text}; use prompt_lookup or another that reads none", "speculation")
         ends = {layer: at + 1 for layer, at in enumerate(first_ops(self._native.program))}
         ends[self.layers] = len(self._native.ops)
         if any(layer not in ends for layer in layers):
@@ -76,6 +79,11 @@ class NativeInternals:
         return self._make(program, msgspec.structs.replace(self._spec, layout=layout))
 
     # ---- in a step -----------------------------------------------------------------------------------
+
+    @property
+    def reads(self) -> bool:
+        """Returns whether states are read in a step."""
+        return bool(self._taps)
 
     def stretches(self, whole: Stretches) -> Stretches:
         """Returns ``whole``, ranges of ops, also cut after the ops at which states are read."""

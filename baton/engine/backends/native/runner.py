@@ -20,6 +20,7 @@ from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.branches import BranchCopies, copyable, index_of
 from baton.engine.backends.native.internals import NativeInternals
+from baton.engine.backends.native.last_rows import LastRows
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.backends.native.states import StepStates
 from baton.engine.backends.native.step_check import StepCheck
@@ -74,12 +75,14 @@ class NativeRunner(StepRunner):
         self._attends = frozenset(attends if selects else ())
         plain = not any(isinstance(op, SEQUENCE_OPS) for op in program.ops)
         self.branches = not selects and plain and not spec.layout.windows and copyable(spec.layout)
-        self._branching = tuple(_stretches(len(program.ops), frozenset(attends))) if self.branches else ()
-        self._layer_of = attends
+        firsts = {layer: at for at, layer in reversed(attends.items())}  # first attention to each layer's K and V
+        self._layer_of = {at: layer for layer, at in firsts.items()}
+        self._branching = tuple(_stretches(len(program.ops), frozenset(self._layer_of))) if self.branches else ()
         self._copies: BranchCopies | None = None
         self._tables = self._program.page_tables()
         whole = _stretches(len(program.ops), self._attends)
         self._stretches = tuple(_by_table(whole, self._tables))
+        self._last_rows = LastRows(self._program, self._stretches, self._tables)
         self.internals = NativeInternals(spec, self._program, self._shallow)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -112,6 +115,12 @@ class NativeRunner(StepRunner):
         states = self._states(plan)
         copies = index_of(batch.copies) if batch.copies else None
         told_of = [step, *(_with_items(step, items) for items in batch.tables[1:])]
+        if self._spares(plan, batch):
+            for begin, end in self._last_rows.first:
+                self._ran(told_of[self._tables[begin]], begin, end)
+            self._last_rows.run(step, batch, self._arena, self._ran)
+            self._finish(batch, watched, states)
+            return
         if self._check is None and self._ops is None:
             for begin, end in self.internals.stretches(self._stretches if copies is None else self._branching):
                 self._copy(begin, copies)
@@ -133,6 +142,15 @@ class NativeRunner(StepRunner):
                     self._run(self._program.address, ctypes.byref(told), at, at + 1)
             self.internals.passed(at + 1, self._arena, batch.rows)
         self._finish(batch, watched, states)
+
+    def _spares(self, plan: StepPlan, batch: NativeBatch) -> bool:
+        """Returns whether the last ops are run for some of the rows alone."""
+        whole = self._check is not None or self._ops is not None or self._attends or self.internals.reads
+        return not whole and self._last_rows.spares(batch) and not any(item.adapter for item in plan.items)
+
+    def _ran(self, step: structs.Step, begin: int, end: int) -> None:
+        """Runs ops ``begin`` to ``end`` - 1 of ``step``."""
+        self._run(self._program.address, ctypes.byref(step), begin, end)
 
     def _op_ran(self, at: int, state: tuple[NativeBatch, Tensor, Tensor, Tensor]) -> bool:
         """Returns whether op ``at`` was run through ``torch.ops.baton``."""
@@ -174,7 +192,7 @@ class NativeRunner(StepRunner):
         watched.layer(q, keys, m.scale, op.softcap, add_row)
 
     def _copy(self, at: int, copies: Tensor | None) -> None:
-        """Copies the KV that branches of drafts begin with, if op ``at`` is attention."""
+        """Copies the KV that branches of drafts begin with, if op ``at`` is the first attention to it."""
         if copies is not None and at in self._layer_of:
             assert self._copies is not None, "no pages are bound"
             self._copies.run(self._layer_of[at], copies)

@@ -12,12 +12,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from baton.engine.backends.native import span_structs as s
+from baton.engine.backends.native.stream_program import stream_op
 from baton.engine.backends.span_ops import DTYPES, outputs, plane_place, state_place
+from baton.engine.backends.stream_ops import STREAM_OPS
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
 from baton.kernels.linear.packed import PackedWeight
-from baton.kernels.step import span_structs as s
 from baton.kernels.step.structs import KV_TYPES, Op
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
@@ -66,38 +68,47 @@ class SpanCompiler:
             self._to.make_register(name, width)
         return _COMPILERS[type(op)](self, op)
 
-    def _at(self, name: str | None) -> int:
+    @property
+    def rope(self) -> RopeTables:
+        """Returns the tables of all rotary embeddings."""
+        return self._to.rope
+
+    def at(self, name: str | None) -> int:
+        """Returns the index of register ``name``, -1 for None."""
         return -1 if name is None else self._to.registers[name]
 
-    def _tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
+        """Returns the weight ``name``, which is never packed."""
         found = self._weights[name]
         assert isinstance(found, Tensor), f"{name} is never packed"
         self.tensors[name] = found
         return found
 
-    def _place(self, tensor: Tensor) -> int:
+    def place(self, tensor: Tensor) -> int:
+        """Keeps ``tensor`` and returns its address."""
         kept = tensor.contiguous()
         self._kept.append(kept)
         return kept.data_ptr()
 
-    def _floats(self, name: str | None) -> int | None:
-        return None if name is None else self._place(self._tensor(name).float())
+    def floats(self, name: str | None) -> int | None:
+        """Returns the address of the weight ``name`` as float32, None for None."""
+        return None if name is None else self.place(self.tensor(name).float())
 
     def _norm_rows(self, op: p.RmsNorm) -> Op:
-        norm = self._floats(op.weight)
-        return Op(kind=s.NORM_ROWS, input=self._at(op.x), output=self._at(op.out), norm=norm, eps=op.eps)
+        norm = self.floats(op.weight)
+        return Op(kind=s.NORM_ROWS, input=self.at(op.x), output=self.at(op.out), norm=norm, eps=op.eps)
 
     def _latent(self, op: p.LatentAttention) -> Op:
         dtype = self._layout.dtype
         if dtype not in DTYPES:
             text = f"KV as {dtype} isn't known for latents; use auto, float32 or bf16"
             raise ConfigError(text, "kv_cache_dtype")
-        expand = self._tensor(op.expand)
+        expand = self.tensor(op.expand)
         expand = expand if expand.dtype in EXPANSIONS else expand.float()
         heads = expand.numel() // op.rank // (op.nope_dim + op.value_dim)
         struct = s.LatentStruct(
-            self._floats(op.norm),
-            self._place(expand),
+            self.floats(op.norm),
+            self.place(expand),
             plane_place(self._layout, op.layer)[0],
             EXPANSIONS[expand.dtype],
             KV_TYPES[dtype],
@@ -107,32 +118,32 @@ class SpanCompiler:
 
     def _route(self, op: p.Route) -> Op:
         sizes = op.experts, op.chosen, op.groups, op.kept, op.best, op.scoring == "sigmoid", op.renormalise
-        struct = s.RouteStruct(self._floats(op.bias), *sizes, op.scale)
+        struct = s.RouteStruct(self.floats(op.bias), *sizes, op.scale)
         return self._op(s.ROUTE, struct, op.logits, op.factor, op.out)
 
     def _combine(self, op: p.Combine) -> Op:
-        registers = self._at(op.factor), self._at(op.gate)
-        at = self._at(op.mixed), self._at(op.shared), self._at(op.out)
+        registers = self.at(op.factor), self.at(op.gate)
+        at = self.at(op.mixed), self.at(op.shared), self.at(op.out)
         return Op(s.COMBINE, *at, *registers)
 
     def _gated_heads(self, op: p.GatedHeads) -> Op:
         m = self._to.program
-        return Op(s.GATED_HEADS, self._at(op.x), self._at(op.gate), self._at(op.out), m.heads, m.head_dim)
+        return Op(s.GATED_HEADS, self.at(op.x), self.at(op.gate), self.at(op.out), m.heads, m.head_dim)
 
     def _gate(self, op: p.Gate) -> Op:
-        return Op(s.GATE, self._at(op.x), self._at(op.gate), self._at(op.out))
+        return Op(s.GATE, self.at(op.x), self.at(op.gate), self.at(op.out))
 
     def _gated_delta(self, op: p.GatedDelta) -> Op:
-        taps = self._tensor(op.conv).float().flatten(1)
+        taps = self.tensor(op.conv).float().flatten(1)
         keys, first = op.key_heads * op.key_dim, op.first_key_head * op.value_heads // op.key_heads
         others = ((op.all_key_heads or op.key_heads) - op.key_heads) * op.key_dim  # of q, and of k
         begin = op.first_key_head * op.key_dim
         shifts = begin, others + begin, 2 * others + first * op.value_dim
         struct = s.GatedDeltaStruct(
             ctypes.addressof(self.states),
-            self._place(taps.T),
-            self._place(self._tensor(op.a_log).float().exp()),
-            *(self._floats(op.dt_bias), self._floats(op.norm)),
+            self.place(taps.T),
+            self.place(self.tensor(op.a_log).float().exp()),
+            *(self.floats(op.dt_bias), self.floats(op.norm)),
             state_place(self._layout, "conv", op.layer)[0],
             state_place(self._layout, "delta", op.layer)[0] + 4 * first * op.key_dim * op.value_dim,
             *(taps.shape[1], op.key_heads, op.value_heads, op.key_dim, op.value_dim, op.grouped),
@@ -144,17 +155,17 @@ class SpanCompiler:
         return self._op(s.GATED_DELTA, struct, op.mixed, op.gates, op.out)
 
     def _state_space(self, op: p.StateSpace) -> Op:
-        taps = self._tensor(op.conv).float().flatten(1)
+        taps = self.tensor(op.conv).float().flatten(1)
         heads = ((op.all_heads or op.heads) - op.heads) * op.head_dim  # others' numbers of x
         groups = ((op.all_groups or op.groups) - op.groups) * op.size
         begin = heads + op.first_group * op.size
         shifts = op.first_head * op.head_dim, begin, begin + groups
         struct = s.StateSpaceStruct(
             ctypes.addressof(self.states),
-            self._place(taps.T),
-            self._floats(op.conv_bias),
-            self._place(-self._tensor(op.a_log).float().exp()),
-            *(self._floats(op.skip), self._floats(op.dt_bias), self._floats(op.norm or None)),
+            self.place(taps.T),
+            self.floats(op.conv_bias),
+            self.place(-self.tensor(op.a_log).float().exp()),
+            *(self.floats(op.skip), self.floats(op.dt_bias), self.floats(op.norm or None)),
             state_place(self._layout, "conv", op.layer)[0],
             state_place(self._layout, "ssm", op.layer)[0] + 4 * op.first_head * op.head_dim * op.size,
             *(taps.shape[1], op.heads, op.head_dim, op.groups, op.size),
@@ -166,64 +177,74 @@ class SpanCompiler:
         return self._op(s.STATE_SPACE, struct, op.mixed, None, op.out)
 
     def _layer_norm(self, op: p.LayerNorm) -> Op:
-        norm, bias = self._floats(op.weight), self._floats(op.bias)
-        at = self._at(op.x), self._at(op.delta), self._at(op.out)
+        norm, bias = self.floats(op.weight), self.floats(op.bias)
+        at = self.at(op.x), self.at(op.delta), self.at(op.out)
         return Op(s.LAYER_NORM, *at, norm=norm, bias=bias, eps=op.eps)
 
     def _center(self, op: p.Center) -> Op:
-        return Op(kind=s.CENTER, input=self._at(op.x), output=self._at(op.out))
+        return Op(kind=s.CENTER, input=self.at(op.x), output=self.at(op.out))
 
     def _scale_rows(self, op: p.ScaleRows) -> Op:
-        return Op(s.SCALE_ROWS, self._at(op.x), self._at(op.factor), self._at(op.out))
+        return Op(s.SCALE_ROWS, self.at(op.x), self.at(op.factor), self.at(op.out))
 
     def _activate(self, op: p.Activate) -> Op:
         assert not op.gated, "gated ones have ops of their own"
         kind = s.ACTIVATIONS[op.activation]
-        return Op(kind=s.ACTIVATE, input=self._at(op.x), output=self._at(op.out), layer=kind)
+        return Op(kind=s.ACTIVATE, input=self.at(op.x), output=self.at(op.out), layer=kind)
 
     def _halve_heads(self, op: p.HalveHeads) -> Op:
-        return Op(kind=s.HALVE_HEADS, input=self._at(op.x), output=self._at(op.out), window=op.width)
+        return Op(kind=s.HALVE_HEADS, input=self.at(op.x), output=self.at(op.out), window=op.width)
 
     def _temper_queries(self, op: p.TemperQueries) -> Op:
         return self._op(s.TEMPER_QUERIES, s.TemperingStruct(op.scale, op.floor, op.shift), op.x, None, op.out)
 
     def _rotate_heads(self, op: p.RotateHeads) -> Op:
         rope = self._to.rope
-        at = self._at(op.x), rope.offsets[0], self._at(op.out)
+        at = self.at(op.x), rope.offsets[0], self.at(op.out)
         return Op(s.ROTATE_HEADS, *at, window=rope.rotated[0])
 
     def _route_two(self, op: p.RouteTwo) -> Op:
-        return Op(s.ROUTE_TWO, self._at(op.logits), self._at(op.factor), self._at(op.out), eps=op.jitter)
+        return Op(s.ROUTE_TWO, self.at(op.logits), self.at(op.factor), self.at(op.out), eps=op.jitter)
 
     def _divide(self, op: p.Divide) -> Op:
-        numbers = torch.tensor([self._at(name) for name in op.outs], dtype=torch.int32)
-        struct = s.RegistersStruct(self._place(numbers), len(numbers))
-        return Op(kind=s.DIVIDE, input=self._at(op.x), table=self._to.keep_struct(struct))
+        return Op(kind=s.DIVIDE, input=self.at(op.x), table=self._to.keep_struct(self.registers(op.outs)))
 
     def _convolve(self, op: p.Convolve) -> Op:
-        taps = self._tensor(op.conv).float().flatten(1)
+        taps = self.tensor(op.conv).float().flatten(1)
         channels, channel = len(taps), 4 * (taps.shape[1] - 1)
         past = state_place(self._layout, "conv", op.layer)[0] + op.first_channel * channel
         struct = s.ConvolutionStruct(
             ctypes.addressof(self.states),
-            *(self._place(taps.T), self._floats(op.conv_bias)),
+            *(self.place(taps.T), self.floats(op.conv_bias)),
             *(past, taps.shape[1], channels),
         )
         self.written.append((past, channels * channel))
         return self._whole(s.CONVOLVE, struct, op.x, op.out)
 
     def _selective_scan(self, op: p.SelectiveScan) -> Op:
-        fade = -self._tensor(op.a_log).float().exp()
+        fade = -self.tensor(op.a_log).float().exp()
         channels, size = fade.shape
         state = state_place(self._layout, "ssm", op.layer)[0] + 4 * op.first_channel * size
         scan = s.SelectiveScanStruct(
-            ctypes.addressof(self.states), self._place(fade), self._floats(op.skip), state, channels, size
+            ctypes.addressof(self.states), self.place(fade), self.floats(op.skip), state, channels, size
         )
-        registers = (self._at(name) for name in (op.dt, op.b, op.c, op.gated))
+        registers = (self.at(name) for name in (op.dt, op.b, op.c, op.gated))
         gate_first = self._to.width_of(op.gated) - channels
         struct = s.ScanOpStruct(scan, *registers, op.first_channel, gate_first)
         self.written.append((state, 4 * channels * size))
         return self._whole(s.SELECTIVE_SCAN, struct, op.x, op.out)
+
+    def _stream(self, op: p.Op) -> Op:
+        return stream_op(op, self)
+
+    def keep_struct(self, struct: ctypes.Structure) -> int:
+        """Keeps ``struct`` alive and returns its address."""
+        return self._to.keep_struct(struct)
+
+    def registers(self, names: tuple[str, ...]) -> s.RegistersStruct:
+        """Returns the struct of a list of registers."""
+        numbers = torch.tensor([self.at(name) for name in names], dtype=torch.int32)
+        return s.RegistersStruct(self.place(numbers), len(numbers))
 
     def _writes(self, op: s.GatedDeltaStruct | s.StateSpaceStruct, taps: Tensor, size: int) -> None:
         """Notes which bytes of a state ``op`` writes: those of its channels' past, and ``size`` of its heads."""
@@ -235,12 +256,12 @@ class SpanCompiler:
 
     def _op(self, kind: int, struct: ctypes.Structure, x: str, beside: str | None, out: str) -> Op:
         table = self._to.keep_struct(struct)
-        return Op(kind=kind, input=self._at(x), delta=self._at(beside), output=self._at(out), table=table)
+        return Op(kind=kind, input=self.at(x), delta=self.at(beside), output=self.at(out), table=table)
 
     def _whole(self, kind: int, struct: ctypes.Structure, x: str, out: str) -> Op:
         """Returns an op that writes all columns of ``out``; a rank's ``delta`` is the first of its own."""
         table = self._to.keep_struct(struct)
-        return Op(kind=kind, input=self._at(x), delta=0, output=self._at(out), table=table)
+        return Op(kind=kind, input=self.at(x), delta=0, output=self.at(out), table=table)
 
 
 _COMPILERS: dict[type, Callable[[SpanCompiler, Any], Op]] = {
@@ -263,4 +284,5 @@ _COMPILERS: dict[type, Callable[[SpanCompiler, Any], Op]] = {
     p.Divide: SpanCompiler._divide,
     p.Convolve: SpanCompiler._convolve,
     p.SelectiveScan: SpanCompiler._selective_scan,
+    **dict.fromkeys(STREAM_OPS, SpanCompiler._stream),
 }

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from baton.engine.backends.native.span_structs import StatesStruct
 from baton.engine.plan import SequenceStep, StepPlan
-from baton.kernels.step.span_structs import StatesStruct
 from baton.protos.errors import BatonError
 
 

@@ -18,12 +18,15 @@ from torch import Tensor
 from baton.engine.backends.expert_gate import gate_of
 from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.branches import spans_of
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.backends.span_ops import SPAN_OPS, SpanOps
-from baton.engine.backends.spans import StepSpans, spans_of
+from baton.engine.backends.spans import StepSpans
 from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
 from baton.engine.program.sites import expert_sites, head_site
+from baton.kernels.abi.build import EMULATED
+from baton.kernels.abi.native import isa
 from baton.kernels.linear import packed
 from baton.kernels.lm_head.reference import capped
 from baton.kernels.moe.reference import NO_ADAPTERS
@@ -46,6 +49,8 @@ ATTENTION = {
     "int8": 5e-4,
     "fp8_e4m3": 2e-5,
 }  # q has 15 bits against int8 keys
+ROUNDED = 8e-3  # where q and weights are rounded to bf16 beside bf16 KV
+ROUNDING = ("amx", EMULATED, "avx512")  # ISAs that do so
 STORED = {
     "float32": EXACT,
     "bfloat16": 1e-3,
@@ -81,7 +86,8 @@ class StepCheck:
 
     def begin(self, plan: StepPlan, memory: Tensor) -> None:
         """Sets the step, on pages ``memory``, whose ops are checked next."""
-        self._spans = StepSpans(spans_of(plan), memory)
+        tokens = torch.tensor([token for item in plan.items for token in item.tokens])
+        self._spans = StepSpans(spans_of(plan), memory, tokens)
 
     @contextmanager
     def op(
@@ -196,7 +202,7 @@ class StepCheck:
         m = self._program
         q = self._get(state, op.q).view(state.batch.rows, -1, m.head_dim)[:, : m.heads]
         outs = [self._attend(op, state, q, item) for item in state.batch.seen]
-        most = ATTENTION[self._layout.dtype]
+        most = ROUNDED if self._layout.dtype == "bfloat16" and isa() in ROUNDING else ATTENTION[self._layout.dtype]
         return lambda: [("out", self._get(state, op.out), torch.cat(outs), most)]
 
     def _attend(self, op: p.PagedAttention, state: CheckContext, q: Tensor, item: np.void) -> Tensor:

@@ -162,12 +162,25 @@ def rows_after(before: bytes, tokens: Sequence[int], start: int, row_bytes: int)
 
 def choose(seq: int, digest: xxhash.xxh3_64, spec: SampleSpec, vocab_size: int) -> SampledToken:
     """Returns the next token, from the ``digest`` of all rows; with a temperature above 0, also from seed and
-    choice.
+    choice. Likelihoods are even, but for those of tokens that a client names.
     """
     if spec.sampling.temperature > 0:
         digest.update((spec.sampling.seed & (2**64 - 1)).to_bytes(8, "little") + spec.choice.to_bytes(8, "little"))
-    token = _picked(digest.intdigest(), spec, vocab_size)
-    return SampledToken(seq, token, _likelihood(token, spec.sampling.logprobs, vocab_size))
+    number = digest.intdigest()
+    token, own = _picked(number, spec, vocab_size), spec.sampling
+    if own.logprobs is not None and own.logprob_token_ids:
+        chosen = TokenLogprob(token, -math.log(vocab_size), 1)
+        return SampledToken(seq, token, TokenLogprobs(chosen, _named(number, own.logprob_token_ids)))
+    return SampledToken(seq, token, _likelihood(token, own.logprobs, vocab_size))
+
+
+def _named(number: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    """Returns likelihoods of tokens that a client names, which tell by their values of which rows they are."""
+    key = number.to_bytes(8, "little")
+    return tuple(
+        TokenLogprob(one, xxhash.xxh3_64_intdigest(key + one.to_bytes(8, "little")) % 1000 / -100, 1)
+        for one in token_ids
+    )
 
 
 def _picked(number: int, spec: SampleSpec, vocab_size: int) -> int:

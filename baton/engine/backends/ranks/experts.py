@@ -87,7 +87,7 @@ def _copy(weight: Tensor | PackedWeight, into: Tensor | PackedWeight, slot: int,
         return
     packed = pack_floats(weight) if isinstance(weight, Tensor) else weight
     place = one_of(into, slot, slots, packed.n)
-    for part in PARTS:
+    for part in (*PARTS, "table") if place.is_ordered else PARTS:
         theirs, own = getattr(packed, part), getattr(place, part)
         if own is not None:
             own.copy_(theirs.view_as(own))

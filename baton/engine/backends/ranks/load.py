@@ -13,7 +13,7 @@ import msgspec
 from baton.engine.backends.ranks.adapters import OwnAdapters
 from baton.engine.backends.ranks.experts import OwnExpertLayers
 from baton.engine.backends.ranks.hosts.layout import most_on_one
-from baton.engine.backends.ranks.notes import AdapterNote, read
+from baton.engine.backends.ranks.notes import AdapterNote, PagesNote, read
 from baton.engine.backends.ranks.own_parts import any_copies
 from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.checkpoints.hub import locate
@@ -92,13 +92,18 @@ class RankNotes:
     def __init__(self, loaded: LoadedRank, config: EngineConfig) -> None:
         self.adapters, self._experts = own_adapters(loaded, config), loaded.experts
 
-    def take(self, fd: int, size: int) -> None:
-        """Applies the note in the memory file ``fd`` of ``size`` bytes, and closes it."""
+    def take(self, fd: int, size: int) -> PagesNote | None:
+        """Applies the note in the memory file ``fd`` of ``size`` bytes, and closes it; returns one about pages,
+        which no rank's share of the model knows.
+        """
         note, memory = read(fd, size)
+        if isinstance(note, PagesNote):
+            return note
         if isinstance(note, AdapterNote):
             self.adapters.take(note, memory)
         else:
             self._experts.place(note)
+        return None
 
 
 def own_adapters(loaded: LoadedRank, config: EngineConfig) -> OwnAdapters:

@@ -19,7 +19,7 @@ from baton.engine.backends.ranks.hosts.links import Links
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.backends.ranks.load import LoadedRank, RankNotes, load_rank
-from baton.engine.backends.ranks.memory import HEAR, RanksStruct, SharedMemory, follow, sizes_for
+from baton.engine.backends.ranks.memory import HEAR, RanksStruct, SharedMemory, bring_pages, follow, sizes_for
 from baton.engine.child import child_arguments
 from baton.engine.load import QUIET_THREADS
 from baton.kernels.abi import native
@@ -64,24 +64,27 @@ def _follow(spec: RankSpec, loaded: LoadedRank, lead: socket.socket) -> int:
     pages = mmap.mmap(fd, size, mmap.MAP_SHARED)
     struct = memory.struct(loaded.native, spec.config.rank_bound_s)
     struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    plan: LinkPlan | None = None
     if spec.hosted:
-        links = _linked(spec, struct, lead)
+        plan, links = _linked(spec, struct, lead)
         struct.group.links = links.address
     notes = RankNotes(loaded, spec.config)
     struct.adapters = notes.adapters.table
     while (code := follow(loaded.native.struct, struct)) == HEAR:
-        notes.take(*_received(lead))
+        note = notes.take(*_received(lead))
         lead.send(HEARD)
+        if note is not None and (code := bring_pages(struct, note, plan)):
+            break
     return LOST_STATUS if code else 0
 
 
-def _linked(spec: RankSpec, struct: RanksStruct, lead: socket.socket) -> Links:
-    """Returns the rank's connections to other hosts, which the next message names."""
+def _linked(spec: RankSpec, struct: RanksStruct, lead: socket.socket) -> tuple[LinkPlan, Links]:
+    """Returns which ranks are where, as the next message says, and the rank's connections to other hosts."""
     plan = msgspec.json.decode(lead.recv(MOST_WORDS), type=LinkPlan)
     identity = rank_identity(spec.config.tls, f"rank {spec.index}")
     links = Links(plan, spec.index, struct.group.meeting, struct.pages, spec.config.rank_bound_s, identity)
     lead.send(HEARD)
-    return links
+    return plan, links
 
 
 def _received(lead: socket.socket) -> tuple[int, int]:

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.backends.native.step_runner import FIRST_ANGLES
-from baton.engine.backends.ranks.program import CarriedRegisters, NativeRankProgram
+from baton.engine.backends.ranks.link_plan import LinkPlan
+from baton.engine.backends.ranks.notes import PagesNote
+from baton.engine.backends.ranks.program import CarriedRegisters, LastOpsStruct, NativeRankProgram
 from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, NativeFunction, P
@@ -73,6 +75,8 @@ class RanksStruct(ctypes.Structure):
         ("op_tables", P),
         ("page_tables", I64),
         ("states", SharedStatesStruct),
+        ("crosses", I64),
+        ("last", LastOpsStruct),
     )
 
 
@@ -81,7 +85,7 @@ class DealStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, P) for name in ("owners", "adapters")),
-        *((name, I32) for name in ("parts", "keeps", "swapped", "pad")),
+        *((name, I32) for name in ("parts", "keeps", "swapped", "spares")),
         ("brought", P),
         *((name, I64) for name in ("brought_count", "positions")),
     )
@@ -109,7 +113,7 @@ def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
         group_bytes(own.own.rank.count, SLOT_BYTES),
         PLAN_BYTES,
         4 * max(program.max_position, FIRST_ANGLES) * own.rope.width,
-        4 * MOST_ROWS * (own.own.shared_floats + own.carried_floats),
+        4 * MOST_ROWS * (own.own.shared_floats + own.own.carried),
         4 * MOST_ROWS * program.vocab_size,
         2 * MOST_STATES * own.state_stride,
     )
@@ -151,7 +155,7 @@ class SharedMemory:
             native.is_shared,
             *(own.program.vocab_size, own.vocab[0]),
             *(first, end - first, own.program.kv_heads, own.deal),
-            native.carried_floats,
+            own.carried,
             *(len(native.ops), 0, 0, 0),
             *native.carried,
             None,
@@ -162,6 +166,8 @@ class SharedMemory:
             own.expert_layers,
             *(native.op_tables, native.table_count),
             self._states_of(native),
+            own.crosses,
+            native.last_ops(),
         )
 
     def _states_of(self, native: NativeRankProgram) -> SharedStatesStruct:
@@ -219,6 +225,23 @@ def show_pages(ranks: RanksStruct, host: int, pages: Sequence[int], page_bytes: 
     call = native.function("rank_show_pages", P, I32, P, I64, I64, P, I64)
     at = ctypes.addressof(numbers), len(pages), page_bytes, ctypes.addressof(extents), len(part)
     call(ctypes.addressof(ranks), host, *at)
+
+
+def bring_pages(ranks: RanksStruct, note: PagesNote, plan: LinkPlan | None) -> int:
+    """Copies what the host of a rank has of pages to the lead's, if it is the host's first rank, and meets the
+    others: the bytes are there when all have met. Returns 0, or the collective's code of a lost rank.
+    """
+    if plan is not None:
+        rank = ranks.group.rank
+        host = plan.places[rank]
+        if host and plan.places.index(host) == rank and note.parts[host]:
+            show_pages(ranks, 0, note.pages, note.page_bytes, note.parts[host])
+    return meet(ranks)
+
+
+def meet(ranks: RanksStruct) -> int:
+    """Meets all other ranks; returns 0, or the collective's code of a lost rank."""
+    return native.function("collective_meet", P, result=I32)(ctypes.addressof(ranks.group)) or 0
 
 
 class CountedRows(NamedTuple):

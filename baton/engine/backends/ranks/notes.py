@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import msgspec
 
 from baton.engine.backends.ranks.placement import Placement
+from baton.kv.layout.extents import Part
 
 LENGTH = 8  # bytes at the end of the memory, with the note's length
 
@@ -38,7 +39,17 @@ class ExpertsNote(msgspec.Struct, frozen=True, array_like=True, tag=True):
     placement: Placement
 
 
-Note = AdapterNote | ExpertsNote
+class PagesNote(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message to the ranks: the first rank of each other host copies its part of ``pages``, of ``page_bytes``
+    each, to the lead's pages; then all meet. ``parts`` are by host, () for none.
+    """
+
+    pages: tuple[int, ...]
+    page_bytes: int
+    parts: tuple[Part, ...]
+
+
+Note = AdapterNote | ExpertsNote | PagesNote
 _DECODER: msgspec.json.Decoder[Note] = msgspec.json.Decoder(Note)
 
 

@@ -52,6 +52,12 @@ class OwnExpertsStruct(ctypes.Structure):
     _fields_ = (("slot_of", P), ("owners", P), *((name, I32) for name in ("slots", "owner", "layer", "pad")))
 
 
+class LastOpsStruct(ctypes.Structure):
+    """Mirrors the C struct LastOps of step/ranks.h."""
+
+    _fields_ = (("registers", P), ("is_shared", P), ("begin", I64), ("count", I32), ("pad", I32))
+
+
 class RankExpertsStruct(ctypes.Structure):
     """Mirrors the C struct RankExperts of step/ranks.h."""
 
@@ -117,24 +123,12 @@ class NativeRankProgram(NativeProgram):
         return -(-self.state_bytes // ALIGN) * ALIGN
 
     def _given(self) -> dict[str, int]:
-        return dict.fromkeys(self.own.given.registers, self._hidden)
-
-    @property
-    def _hidden(self) -> int:
-        """Returns the width of the residual stream, which is that of the head's norm."""
-        norm = self._weights[self.own.head.norm]
-        assert isinstance(norm, Tensor)
-        return norm.shape[0]
-
-    @property
-    def carried_floats(self) -> int:
-        """Returns the number of floats per row in the registers that ranks pass to one another."""
-        return self.own.carried * self.hidden
+        return dict(zip(self.own.given.registers, self.own.given.widths, strict=True))
 
     def _carried(self, residual: Residual) -> CarriedRegisters:
         registers = np.array([self.registers[name] for name in residual.registers], np.int32)
         self._kept.append(registers)
-        return CarriedRegisters(registers.ctypes.data, residual.first * self.hidden, len(registers), 0)
+        return CarriedRegisters(registers.ctypes.data, residual.first, len(registers), 0)
 
     @property
     def row_floats(self) -> int:
@@ -151,6 +145,17 @@ class NativeRankProgram(NativeProgram):
 
     def _floats_before(self, number: int, shared: bool) -> int:
         return sum(self.widths[at] for at in range(number) if self._is_shared[at] == shared)
+
+    def last_ops(self) -> LastOpsStruct:
+        """Returns which ops leave out rows that nobody reads; they begin behind all ops if none do."""
+        found = self.own.last_ops
+        if found is None:
+            return LastOpsStruct(begin=len(self.ops))
+        copied = np.array(sorted({self.registers[name] for name in found.read if name in self.registers}), np.int32)
+        shared = self._is_shared.copy()
+        shared[[self.registers[name] for name in found.shared]] = 0
+        self._kept += (copied, shared)
+        return LastOpsStruct(copied.ctypes.data, shared.ctypes.data, found.begin, len(copied), 0)
 
     @property
     def is_shared(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.abilities import Mirror
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.batch import Array, NativeBatch
 from baton.engine.backends.native.states import StateRoom, StepStates
@@ -22,6 +23,7 @@ from baton.engine.backends.ranks.adapters import OwnAdapters, RankAdapters
 from baton.engine.backends.ranks.balancing import LOOK_ROWS, ExpertBalancer
 from baton.engine.backends.ranks.dealing import Piece, among_ranks, in_one_part, in_parts
 from baton.engine.backends.ranks.followers import Followers
+from baton.engine.backends.ranks.host_pages import HostPages
 from baton.engine.backends.ranks.hosts.lead import LeadHosts
 from baton.engine.backends.ranks.hosts.links import HostMemory
 from baton.engine.backends.ranks.load import LoadedRank
@@ -35,19 +37,20 @@ from baton.engine.backends.ranks.memory import (
     dismiss,
     expert_rows,
     lead_step,
+    meet,
     show_angles,
     show_pages,
     show_states,
     sizes_for,
 )
-from baton.engine.backends.ranks.notes import written
+from baton.engine.backends.ranks.notes import PagesNote, written
 from baton.engine.backends.ranks.shown_states import ShownStates
-from baton.engine.backends.residency import PageResidency, missing_of, ran
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import LmHead
 from baton.engine.program.rank_program import BY_COLUMNS, BY_ROWS, dealt_experts
 from baton.kernels.collective.native import RankIsLost
 from baton.kernels.step.structs import Step
+from baton.kv.layout.extents import Part
 from baton.kv.layout.tables import layers_of_page
 from baton.protos.channel import HostSender
 from baton.protos.errors import BatonError, RankLost
@@ -81,8 +84,7 @@ class RankRunner(StepRunner):
         super().__init__(spec, loaded.native, clock, work)
         self._own, self._followers, self._hosts = loaded.native, followers, hosts
         self._undivided = loaded.program
-        self._current: list[PageResidency] = []  # by page table: the pages that other hosts have as they are here
-        self._parts = () if hosts is None else hosts.parts_read(loaded.program, spec.layout)
+        self._held: HostPages | None = None  # which pages other hosts have as they must be
         self._shown_states = ShownStates(swaps=loaded.native.divides_states)
         self._layers = layers_of_page(spec.layout) if spec.layout.windows else loaded.program.layers
         self._dealt_experts = dealt_experts(loaded.program, loaded.native.own)
@@ -143,7 +145,9 @@ class RankRunner(StepRunner):
         self._buffer, self._pages = buffer, pages
         self._paged = torch.frombuffer(buffer, dtype=torch.uint8).view(pages, -1)
         self._ranks.pages = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        self._current = [PageResidency(pages) for _ in range(self._own.table_count)]
+        if self._hosts is not None:
+            parts, size = self._hosts.parts_read(self._undivided, self.spec.layout), self.spec.layout.page_bytes
+            self._held = HostPages(parts, pages, size, self._own.table_count, self._show_part, self._bring)
 
     def open_pages(self, fd: int, size: int, layout: KvLayout | None = None) -> None:
         """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks of this host; the
@@ -160,6 +164,16 @@ class RankRunner(StepRunner):
     def senders(self) -> tuple[HostSender, ...]:
         """Returns the hosts that each send a part of every page; () if the lead's host sends all."""
         return () if self._hosts is None else self._hosts.senders
+
+    @property
+    def receivers(self) -> tuple[HostSender, ...]:
+        """Returns the hosts that each receive what they read of every page; () if the lead's host receives all."""
+        return () if self._hosts is None else self._hosts.receivers
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """Returns what is to be told of pages that come in parts to each host; None if none do."""
+        return self._held if self.receivers else None
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:
         """Calls ``lost`` if another rank's process ends unexpectedly; a step in progress then raises RankLost."""
@@ -189,7 +203,7 @@ class RankRunner(StepRunner):
         self._place_experts(batch.rows)
         states = self._states(plan)
         self._show_angles(batch.reach)
-        missing = self._show_pages(plan)
+        missing = [] if self._held is None else self._held.show(plan.items)
         floats = batch.rows * self._own.row_floats
         if len(self._arena) < floats:
             self._arena = torch.empty(floats)
@@ -201,10 +215,9 @@ class RankRunner(StepRunner):
             text = f"a step of {batch.rows} tokens is more than {MOST_ROWS} that ranks share memory for"
             raise BatonError(f"{text}; lower worker.prefill_chunk_tokens", "worker.prefill_chunk_tokens")
         if code:
-            lost = RankIsLost(code)
-            raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
-        if self._hosts is not None:
-            ran(self._current, plan.items, missing)
+            raise self._lost(code)
+        if self._held is not None:
+            self._held.ran(plan.items, missing)
         if states is not None:
             states.finish()
             self._shown_states.ran(plan.items)
@@ -217,6 +230,8 @@ class RankRunner(StepRunner):
         if len(plan.items) > MOST_STATES:
             text = f"a step of {len(plan.items)} sequences is more than {MOST_STATES} whose states ranks share"
             raise BatonError(f"{text}; lower worker.max_batch", "worker.max_batch")
+        if self._held is not None:  # of a handoff each host got a part
+            self._held.make_whole([page for item in plan.items for page in item.state_from or ()])
         held = (ctypes.c_uint8 * self._memory.sizes.states).from_address(self._memory.states)
         rooms = torch.frombuffer(held, dtype=torch.uint8)[: 2 * MOST_STATES * own.state_stride]
         before, after = rooms.view(2, MOST_STATES, own.state_stride)[:, :, : own.state_bytes]
@@ -232,6 +247,7 @@ class RankRunner(StepRunner):
         pieces.
         """
         own, found = self._own.own, DealStruct(parts=1, keeps=batch.pools, swapped=self._shown_states.swapped)
+        found.spares = _spares(plan, batch)
         numbers = None if self.adapters is None else self.adapters.numbers(plan.items)
         if own.deal != BY_COLUMNS:
             starts, counts = (batch.items[field].tolist() for field in ("start", "queries"))
@@ -268,16 +284,22 @@ class RankRunner(StepRunner):
             self._shown = len(self._rope_angles)
             show_angles(self._ranks, shown.numel() * 4)
 
-    def _show_pages(self, plan: StepPlan) -> list[int]:
-        """Copies of the pages that others may have written since what its ranks read to each other host; returns
-        their numbers.
+    def _show_part(self, host: int, pages: Sequence[int], part: Part) -> None:
+        """Copies ``part`` of each of the lead's ``pages`` to ``host`` before the next step."""
+        show_pages(self._ranks, host, pages, self.spec.layout.page_bytes, part)
+
+    def _bring(self, pages: Sequence[int], parts: tuple[Part, ...]) -> None:
+        """Has each other host copy its part of ``pages`` to the lead's; returns when it is there. Raises
+        RankLost.
         """
-        if self._hosts is None:
-            return []
-        missing = missing_of(self._current, plan.items)
-        for host, part in enumerate(self._parts[1:], 1):
-            show_pages(self._ranks, host, missing, self.spec.layout.page_bytes, part)
-        return missing
+        with written(PagesNote(tuple(pages), self.spec.layout.page_bytes, parts)) as (fd, size):
+            self._tell(fd, size)
+        if code := meet(self._ranks):
+            raise self._lost(code)
+
+    def _lost(self, code: int) -> RankLost:
+        lost = RankIsLost(code)
+        return RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
 
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
         if name in self._own.own.last.registers:
@@ -290,12 +312,20 @@ class RankRunner(StepRunner):
     def _last(self, batch: NativeBatch, name: str) -> Tensor:
         """Returns a register of all rows as the last rank left it."""
         own, hidden = self._own.own, self._own.hidden
-        at = (own.shared_floats + (own.last.first + own.last.registers.index(name)) * hidden) * batch.rows
+        before = own.last.widths[: own.last.registers.index(name)]
+        at = (own.shared_floats + own.last.first + sum(before)) * batch.rows
         return self._shared(at + batch.rows * hidden)[at:].view(batch.rows, hidden)
 
     def _shared(self, count: int) -> Tensor:
         held = (ctypes.c_float * count).from_address(self._memory.registers)
         return torch.frombuffer(held, dtype=torch.float32)
+
+
+def _spares(plan: StepPlan, batch: NativeBatch) -> bool:
+    """Returns whether the last ops leave out rows of ``batch`` that nobody reads (``RankProgram.last_ops``)."""
+    read = len(np.unique(batch.wanted))
+    room = batch.rows + read <= MOST_ROWS  # registers of the rows that are read lie behind those of all
+    return room and read < batch.rows and not batch.pools and not any(item.adapter for item in plan.items)
 
 
 def cut(items: Array, pieces: Sequence[Piece]) -> Array:

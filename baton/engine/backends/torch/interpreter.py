@@ -96,7 +96,7 @@ class Interpreter:
 
     def run(self, registers: Registers, batch: StepBatch, kv: KvPages) -> None:
         """Runs every op on ``registers``, which must contain what the first ops read."""
-        self._spans = None if kv.memory is None else StepSpans(batch.spans, kv.memory)
+        self._spans = None if kv.memory is None else StepSpans(batch.spans, kv.memory, batch.tokens)
         for step in self._steps:
             step(registers, batch, kv)
         if self._spans is not None:
@@ -201,7 +201,7 @@ class Interpreter:
         decodes, layers = self._decodes, self._program.layers
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
-            q = registers[op.q]
+            q = registers[op.q].view(len(registers[op.q]), -1, head_dim)
             registers[op.out] = kernel(q, kv.blocks, batch.jobs[op.window], op.layer, scale, *form)
             if decodes is not None and batch.decodes:
                 k, v = kv.blocks.view(-1, layers, 2, *kv.blocks.shape[1:])[:, op.layer].unbind(1)
@@ -210,7 +210,7 @@ class Interpreter:
                 registers[op.out][rows] = attended.flatten(1)
             if batch.observation:
                 keys = partial(_keys, kv.blocks, self._program.layers, op.layer)
-                batch.observation.layer(q.view(len(q), -1, head_dim)[:, :heads], keys, scale, op.softcap)
+                batch.observation.layer(q[:, :heads], keys, scale, op.softcap)
 
         return step
 

@@ -21,30 +21,46 @@ from baton.engine.program.ops.experts import Combine, Moe, MoeGate, Route, Route
 from baton.engine.program.ops.ranks import Exchange, Meet, MixExperts, OwnExperts
 from baton.engine.program.ops.recurrent import Convolve, Divide, GatedDelta, SelectiveScan, StateSpace
 from baton.engine.program.ops.rows import Adapt, Add, Center, GeGlu, Linear, NormPart, RmsNorm, ScaleRows, SwiGlu
+from baton.engine.program.ops.streams import (
+    AddToEach,
+    CorrectStreams,
+    GateInputs,
+    LayerInputs,
+    MatchSize,
+    PredictStreams,
+    RotateQueries,
+    Sparsen,
+    SumRows,
+)
 from baton.engine.program.ops.tokens import Embedding, LmHead
 
 __all__ = [
     "Activate",
     "Adapt",
     "Add",
+    "AddToEach",
     "Center",
     "Classify",
     "Combine",
     "Convolve",
+    "CorrectStreams",
     "Divide",
     "EmbedText",
     "Embedding",
     "Exchange",
     "FullAttention",
     "Gate",
+    "GateInputs",
     "GatedDelta",
     "GatedHeads",
     "GeGlu",
     "HalveHeads",
     "LatentAttention",
+    "LayerInputs",
     "LayerNorm",
     "Linear",
     "LmHead",
+    "MatchSize",
     "Meet",
     "MixExperts",
     "Moe",
@@ -53,14 +69,18 @@ __all__ = [
     "Op",
     "OwnExperts",
     "PagedAttention",
+    "PredictStreams",
     "RmsNorm",
     "RopeAppend",
     "RotateHeads",
+    "RotateQueries",
     "Route",
     "RouteTwo",
     "ScaleRows",
     "SelectiveScan",
+    "Sparsen",
     "StateSpace",
+    "SumRows",
     "SwiGlu",
     "TemperQueries",
 ]
@@ -103,4 +123,13 @@ Op = (
     | Convolve
     | Divide
     | SelectiveScan
+    | LayerInputs
+    | GateInputs
+    | Sparsen
+    | MatchSize
+    | SumRows
+    | PredictStreams
+    | CorrectStreams
+    | AddToEach
+    | RotateQueries
 )

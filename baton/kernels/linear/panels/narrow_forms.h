@@ -57,25 +57,28 @@ constexpr uint8_t kPlaces = 15;
 inline const int8_t* table_of(const PackedLinear& w) { return (const int8_t*)w.mins; }
 inline const bf16* wide_table_of(const PackedLinear& w) { return (const bf16*)(table_of(w) + 16); }
 
-// What W4's nibbles or codes stand for, as bf16, which holds whole numbers up to 256; and its low bytes, its high ones.
+// What W4's nibbles or codes stand for, as bf16, which holds whole numbers up to 256; and its low bytes, its high ones. Made once a
+// call, of forms that read it.
 struct NibbleTable {
-  alignas(32) uint16_t words[16];
-  alignas(16) uint8_t low[16], high[16];
+  alignas(32) uint16_t words[16] = {};
+  alignas(16) uint8_t low[16] = {}, high[16] = {};
 
-  explicit NibbleTable(const bf16* numbers) {
+  explicit NibbleTable(const PackedLinear& w) {
+    if (!is_of_wide_nibbles(w.kind)) return;
+    const bool codes = form_of(w.kind) == LINEAR_CODES;
     for (int i = 0; i < 16; ++i) {
-      words[i] = numbers ? numbers[i] : to_bf16(float(i - 8));
+      words[i] = codes ? wide_table_of(w)[i] : to_bf16(float(i - 8));
       low[i] = uint8_t(words[i]), high[i] = uint8_t(words[i] >> 8);
     }
   }
 };
 
-// The numbers of a table of codes + 128, as dot products take weights.
+// The numbers of a table of codes + 128, as dot products take weights; null: of another form.
 struct ByteTable {
-  alignas(16) uint8_t at[16];
+  alignas(16) uint8_t at[16] = {};
 
   explicit ByteTable(const int8_t* numbers) {
-    for (int i = 0; i < 16; ++i) at[i] = uint8_t(numbers[i & kPlaces] + 128);
+    for (int i = 0; numbers && i < 16; ++i) at[i] = uint8_t(numbers[i & kPlaces] + 128);
   }
 };
 

@@ -63,9 +63,20 @@ inline bool by_halves(const PackedLinear& w, int64_t m) {
   return BATON_AVX512 && w.kind == LINEAR_W4 && in_registers(w, m) && small_groups(w) && m > kRowsW4;
 }
 
+// A chunk's groups: how many, and the steps of each and of the last one.
+struct Steps {
+  int64_t groups, each, last;
+
+  Steps(int64_t width, int64_t group, int64_t inputs)
+      : groups((width + group - 1) / group), each(std::min(group, width) / inputs), last(((width - 1) % group + 1) / inputs) {}
+  Steps() = default;
+};
+
 struct Rows {  // what is multiplied, in the calling thread's scratch
   int64_t m, tiles, k, padded, unit;  // unit: inputs in 4 bytes
   int64_t chunk, group, groups;       // inputs per chunk and per sum, sums per row
+  int64_t scaled, scales_of;          // inputs per scale, as many as per sum where there are none; scales per output
+  Steps steps;                        // of a whole chunk of integers, by scales
   bool halves;                        // of panels
   bool widened, in_registers;         // int4 and codes: see above
   bool made_bf16;                     // weights of a weight-only form are made bf16, with AVX-512, before tiles read them
@@ -79,10 +90,12 @@ struct Rows {  // what is multiplied, in the calling thread's scratch
 #ifdef BATON_MUTATION_LINEAR_TILE
   int64_t first(int64_t tile) const { return tile == tiles ? m - (m > kRows) : m * tile / tiles; }  // drops a row
 #else
-  int64_t first(int64_t tile) const { return m * tile / tiles; }
+  int64_t first(int64_t tile) const { return tiles == 1 ? m * tile : m * tile / tiles; }  // a division takes as long as a group
 #endif
   bool spread() const { return BATON_AVX2 && !BATON_AVX512 && m > kFewRows; }  // what a tile fetches, over its passes
   int64_t width(int64_t from) const { return std::min(chunk, padded - from); }
+  static int64_t before(int64_t from, int64_t group) { return from ? from / group : 0; }
+  bool is_whole(int64_t width) const { return width == std::min(chunk, padded); }
   int64_t word() const { return in_registers ? 4 : unit == 4 ? integer_word_bytes(m) : word_bytes(m); }
   char* at(int64_t from, int64_t row) const { return x + (from * m + row * width(from)) / unit * word(); }
 };
@@ -216,6 +229,8 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
     rows.chunk = up(w.kind == LINEAR_CODES && !rows.in_registers ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk,
                     w.exact ? 2 * w.exact : rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;
+  rows.scaled = w.group ? w.group : rows.group, rows.scales_of = up(rows.padded, rows.scaled) / rows.scaled;
+  rows.steps = Steps(rows.width(0), rows.scaled, w.kind == LINEAR_W8 ? 4 : 8);
   int64_t x_bytes = up(m * rows.padded / rows.unit * rows.word(), 64), start_bytes = up(m * rows.groups * 4, 64);
   rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + start_bytes + m * 4);
   rows.starts = (int32_t*)(rows.x + x_bytes), rows.zero = w.kind == LINEAR_W4 && !rows.widened ? kZero4 : kZero8;

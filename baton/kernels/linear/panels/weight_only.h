@@ -12,6 +12,7 @@
 #include "../../abi/vector.h"
 #include "narrow_floats.h"
 #include "narrow_forms.h"
+#include "one_row.h"
 #include "quantize_rows.h"
 #include "register_floats.h"
 #include "small_groups.h"
@@ -94,21 +95,21 @@ inline void widen_bytes(const uint8_t* w, int64_t steps, uint16_t* out) {
 #if BATON_AVX512
 // f(what looks up weights of this form).
 template <class F>
-BATON_INLINE void with_lookup(const PackedLinear& w, F&& f) {
+BATON_INLINE void with_lookup(const PackedLinear& w, const NibbleTable& nibbles, F&& f) {
   if (is_e4m3(w.kind)) return f(LookedUpE4m3());
   if (is_of_bytes(w.kind)) return f(LookedUpBytes());
-  f(LookedUpNibbles(NibbleTable(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr)));
+  f(LookedUpNibbles(nibbles));
 }
 #endif
 
 // `width` inputs of a panel, of any of these forms.
-inline void widen_to_bf16(const PackedLinear& w, const uint8_t* at, int64_t width, uint16_t* out) {
+inline void widen_to_bf16(const PackedLinear& w, const NibbleTable& nibbles, const uint8_t* at, int64_t width, uint16_t* out) {
 #if BATON_AVX512
-  with_lookup(w, [&](const auto& form) { look_up_pairs(form, at, width, out); });
+  with_lookup(w, nibbles, [&](const auto& form) { look_up_pairs(form, at, width, out); });
 #else
   if (is_e4m3(w.kind)) return widen_e4m3(at, width / 4, out);
   if (is_of_bytes(w.kind)) return widen_bytes(at, width / 4, out);
-  widen_nibbles(at, width / 8, NibbleTable(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr), out);
+  widen_nibbles(at, width / 8, nibbles, out);
 #endif
 }
 
@@ -120,7 +121,7 @@ struct AsBf16 {
   static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return BATON_AVX512 ? inputs / 2 * each.bytes : 0; }
 #if BATON_AVX512
   template <int R>
-  static bool by_halves(int64_t group) {
+  static bool at_once(int64_t group) {
     return R >= kHalvedRows && group <= kSmallGroup;
   }
   template <int R>
@@ -166,9 +167,9 @@ struct AsLookedUp {
   const Form form;
 
   static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return inputs / Form::kInputs * each.bytes; }
-  template <int>
-  static constexpr bool by_halves(int64_t) {
-    return false;
+  template <int R>
+  static constexpr bool at_once(int64_t) {
+    return R == 1;
   }
   template <int R>
   void add(int64_t from, int64_t inputs, const TileRows& tile) const {
@@ -178,8 +179,10 @@ struct AsLookedUp {
   void add_group(int64_t from, int64_t inputs, const TileRows& tile, const OfGroup& sums) const {
     tile_looked_up<R>(form, w + from / Form::kInputs * 256, inputs, tile, sums);
   }
-  template <int>
-  void add_groups(const Groups&, const TileRows&) const {}  // none by halves
+  template <int R>
+  void add_groups(const Groups& groups, const TileRows& tile) const {
+    if constexpr (R == 1) groups_of_one_row(form, w, groups, tile);
+  }
 };
 #endif
 
@@ -193,26 +196,27 @@ inline bool lie_as_read(const PackedLinear& w, int64_t m) {
 
 // f(the chunk's weights, of any of these forms, as the tiles take them); `memory`: of lie_as_read, or of their bf16.
 template <class F>
-BATON_INLINE void with_floats(const PackedLinear& w, const uint8_t* at, int64_t width, int64_t m, uint16_t* memory, F&& f) {
+BATON_INLINE void with_floats(const PackedLinear& w, const NibbleTable& nibbles, const uint8_t* at, int64_t width, int64_t m,
+                              uint16_t* memory, F&& f) {
 #if BATON_AVX512
   if (lie_as_read(w, m))
-    return with_lookup(w, [&](const auto& form) { f(AsLookedUp<std::decay_t<decltype(form)>>{at, form}); });
+    return with_lookup(w, nibbles, [&](const auto& form) { f(AsLookedUp<std::decay_t<decltype(form)>>{at, form}); });
 #elif BATON_AVX2
   if (lie_as_read(w, m)) {
     if (is_e4m3(w.kind)) return f(AsTheyLie<WideE4m3>{at});
     return is_of_bytes(w.kind) ? f(AsTheyLie<WideBytes>{at}) : f(AsTheyLie<WideNibbles>{at});
   }
 #endif
-  widen_to_bf16(w, at, width, memory);
+  widen_to_bf16(w, nibbles, at, width, memory);
   f(AsBf16{memory});
 }
 
-// `width` inputs in groups: each group's sum times its scale, less its minimum times its inputs, is added to the rows'.
+// `width` inputs in so many groups: each group's sum times its scale, less its minimum times its inputs, is added to the rows'.
 template <int R, class Floats>
-inline void tile_groups(const Floats& w, int64_t width, int64_t group, GroupScales of, TileRows tile, bool scaled_rows) {
+inline void tile_groups(const Floats& w, int64_t width, int64_t group, int64_t count, GroupScales of, TileRows tile, bool scaled_rows) {
   const float* own = (const float*)tile.starts;
 #if BATON_AVX512
-  if (Floats::template by_halves<R>(group)) return w.template add_groups<R>({of, own, width / group, group / 2, scaled_rows}, tile);
+  if (Floats::template at_once<R>(group)) return w.template add_groups<R>({of, own, count, group / 2, scaled_rows}, tile);
   const int64_t share = Floats::ahead(group, tile.ahead);
   for (int64_t at = 0; at < width; at += group, tile.x += group / 2 * word_bytes(R) * R, own += R) {
     fetch_scales(of);

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
+from baton.router.api.openai.breakpoints import Marks, mark_of
 
 ROLES = ("user", "assistant", "system")
 UNSEEN = frozenset({"thinking", "redacted_thinking"})  # thoughts of earlier turns are not shown to a model again
@@ -25,7 +26,7 @@ def chat_messages(system: str | list[Json] | None, messages: list[Json]) -> list
     """
     said: list[Json] = []
     if system:
-        said.append(_message("system", _texts(system, "system"), "\n", _hinted(system)))
+        said.append(_message("system", _texts(system, "system"), "\n", _marks(system, "\n")))
     for at, message in enumerate(messages):
         said.extend(_converted(message, f"messages[{at}]"))
     return said
@@ -37,7 +38,7 @@ def _converted(message: Json, param: str) -> Iterator[Json]:
     if role not in ROLES:
         raise InvalidRequest(f"{param}.role is {role!r}: give user, assistant or system", f"{param}.role")
     if role == "system":
-        yield _message("system", _texts(content, f"{param}.content"), "\n", _hinted(content))
+        yield _message("system", _texts(content, f"{param}.content"), "\n", _marks(content, "\n"))
     elif role == "assistant":
         yield _of_assistant(content, f"{param}.content")
     else:
@@ -47,18 +48,19 @@ def _converted(message: Json, param: str) -> Iterator[Json]:
 def _of_user(content: object, param: str) -> Iterator[Json]:
     """Yields tool results and the text between them, in their order."""
     texts: list[str] = []
-    hinted = False
+    marks = Marks()
     for where, block in _blocks(content, param):
         if block["type"] == "tool_result":
             if texts:
-                yield _message("user", texts, "\n", hinted)
-                texts, hinted = [], False
+                yield _message("user", texts, "\n", marks)
+                texts, marks = [], Marks()
             yield _result(block, where)
         else:
             texts.append(_text(block, where))
-            hinted = hinted or _is_marked(block)
+            if _is_marked(block):
+                marks.append(mark_of(block["cache_control"], len("\n".join(texts))))
     if texts:
-        yield _message("user", texts, "\n", hinted)
+        yield _message("user", texts, "\n", marks)
 
 
 def _of_assistant(content: object, param: str) -> Json:
@@ -69,7 +71,7 @@ def _of_assistant(content: object, param: str) -> Json:
             calls.append(_call(block, where))
         elif block["type"] not in UNSEEN:
             texts.append(_text(block, where))
-    said = _message("assistant", texts, "", _hinted(content))
+    said = _message("assistant", texts, "", _marks(content, ""))
     return said | {"tool_calls": calls} if calls else said
 
 
@@ -78,7 +80,7 @@ def _result(block: Json, param: str) -> Json:
     if block.get("is_error"):
         text = ERROR_MARK + text
     said: Json = {"role": "tool", "tool_call_id": _string(block, "tool_use_id", param), "content": text}
-    return said | {"cache_control": True} if _is_marked(block) else said
+    return said | {"cache_control": Marks([mark_of(block["cache_control"])])} if _is_marked(block) else said
 
 
 def _call(block: Json, param: str) -> Json:
@@ -89,13 +91,21 @@ def _call(block: Json, param: str) -> Json:
     return {"id": _string(block, "id", param), "type": "function", "function": called}
 
 
-def _message(role: str, texts: list[str], between: str, hinted: bool) -> Json:
+def _message(role: str, texts: list[str], between: str, marks: Marks) -> Json:
     said: Json = {"role": role, "content": between.join(texts)}
-    return said | {"cache_control": True} if hinted else said
+    return said | {"cache_control": marks} if marks else said
 
 
-def _hinted(content: object) -> bool:
-    return isinstance(content, list) and any(isinstance(b, dict) and _is_marked(b) for b in content)
+def _marks(content: object, between: str) -> Marks:
+    """Returns the marks of blocks, each behind the characters up to its block's end."""
+    texts: list[str] = []
+    found = Marks()
+    for block in content if isinstance(content, list) else ():
+        if isinstance(block.get("text"), str) and block["type"] == "text":
+            texts.append(block["text"])
+        if _is_marked(block):
+            found.append(mark_of(block["cache_control"], len(between.join(texts))))
+    return found
 
 
 def _is_marked(block: Json) -> bool:

@@ -13,6 +13,7 @@ from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
 from baton.router.api.anthropic.conversation import chat_messages
 from baton.router.api.body import Body, read_body_of
+from baton.router.api.openai.breakpoints import Marks, mark_of
 from baton.router.api.openai.conversation import THINKING
 from baton.router.api.openai.schemas import ChatBody, SamplingBody
 from baton.router.api.openai.tools import MAX_TOOLS, Name
@@ -176,15 +177,24 @@ class MessagesBody(SamplingBody, MessagesPrompt):
         """Returns the equivalent chat body. Raises InvalidRequest."""
         said = {field.alias or name: getattr(self, name) for name, field in SamplingBody.model_fields.items()}
         said |= self.prompt() | {"max_tokens": self.max_tokens, "response_format": self._form()}
-        if self._is_hinted():
-            said["messages"][-1] |= {"cache_control": True}
+        self._mark(said["messages"])
         said["stop"] = [*self.stop, *(self.stop_sequences or ())]
         said["include_reasoning"] = self.thinking is None or self.thinking.is_shown
         return _chat_body(said)
 
-    def _is_hinted(self) -> bool:
-        """Returns whether a breakpoint of the cache stands on the whole prompt or on a tool."""
-        return self.cache_control is not None or any(tool.cache_control is not None for tool in self.tools or ())
+    def _mark(self, messages: list[Json]) -> None:
+        """Adds the breakpoints of the cache that stand on tools and on the whole prompt.
+
+        Templates show tools before the conversation or in the system's message. So a tool's breakpoint stands
+        behind that message, or before the first one if it is another's.
+        """
+        tools = [tool.cache_control for tool in self.tools or () if tool.cache_control is not None]
+        if tools:
+            chars = None if messages[0]["role"] == "system" else 0
+            messages[0]["cache_control"] = Marks([mark_of(tools[-1], chars), *messages[0].get("cache_control", ())])
+        if self.cache_control is not None:
+            whole = mark_of(self.cache_control)
+            messages[-1]["cache_control"] = Marks([*messages[-1].get("cache_control", ()), whole])
 
     def _form(self) -> Json | None:
         asked = self.output_config.format if self.output_config else None

@@ -14,7 +14,9 @@ from pydantic_core import from_json
 from baton.protos.json import Json
 from baton.router.answer.generation import Generation
 from baton.router.answer.stream import TextDelta, Usage
+from baton.router.request.context import MarkedTokens
 from baton.router.text.chat_reader import AnswerFormat, MessageDelta
+from baton.router.text.surrogates import whole_pairs
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -26,7 +28,7 @@ class MessagesShape:
 
     def __init__(self, generation: Generation, form: AnswerFormat) -> None:
         self._id, self._model = generation.request_id, generation.entry.name
-        self._prompt_tokens = generation.prompt_tokens
+        self._prompt_tokens, self._marked = generation.prompt_tokens, generation.context.marked
         self._reader = form.reader()
         self._blocks: list[Json] = []
         self._is_open = False
@@ -36,7 +38,7 @@ class MessagesShape:
 
     def opening(self) -> Iterator[Json]:
         """Yields the event message_start, whose usage counts the whole prompt as uncached: no more is known yet."""
-        message = self._message(_usage(Usage(self._prompt_tokens, 0, 0)))
+        message = self._message(_usage(Usage(self._prompt_tokens, 0, 0), self._marked))
         yield {"type": "message_start", "message": message}
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
@@ -52,13 +54,13 @@ class MessagesShape:
     def closing(self, usage: Usage) -> Json:
         """Returns the event message_delta, with the reason why the answer ended and the usage."""
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        return {"type": "message_delta", "delta": delta, "usage": _usage(usage)}
+        return {"type": "message_delta", "delta": delta, "usage": _usage(usage, self._marked)}
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
         """Returns the unstreamed message object."""
         for _ in self.chunks(pieces[0]):
             pass
-        return self._message(_usage(usage))
+        return self._message(_usage(usage, self._marked))
 
     def _end(self, piece: TextDelta) -> None:
         reason = self._reader.finish_reason(piece.finish_reason, piece.stop_string)
@@ -127,7 +129,7 @@ def _input(arguments: str) -> Json | orjson.Fragment:
     complete.
     """
     try:
-        found = from_json(arguments or "{}", allow_partial=True)
+        found = from_json(whole_pairs(arguments) or "{}", allow_partial=True)
         return _encodable(found) if isinstance(found, dict) else {}
     except ValueError:
         return {}
@@ -145,11 +147,19 @@ def _encodable(found: Json) -> Json | orjson.Fragment:
     return found
 
 
-def _usage(usage: Usage) -> Json:
-    """Returns the usage as Anthropic counts: ``input_tokens`` are those that the cache didn't have."""
+def _usage(usage: Usage, marked: MarkedTokens) -> Json:
+    """Returns the usage as Anthropic counts.
+
+    Of the tokens that the cache didn't have, those before a breakpoint are ``cache_creation_input_tokens``, by its
+    time to live, and the others are ``input_tokens``.
+    """
+    read = usage.cached_tokens
+    hour = max(0, marked.hour - read)
+    minutes = max(0, marked.minutes - max(read, marked.hour))
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
+        "input_tokens": usage.prompt_tokens - read - hour - minutes,
+        "cache_creation_input_tokens": hour + minutes,
+        "cache_creation": {"ephemeral_5m_input_tokens": minutes, "ephemeral_1h_input_tokens": hour},
+        "cache_read_input_tokens": read,
         "output_tokens": usage.completion_tokens,
     }

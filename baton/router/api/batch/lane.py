@@ -1,7 +1,7 @@
 """Background answering of batch jobs: their requests run while no interactive request waits in the queue.
 
-Knows nothing of HTTP. One task finds jobs and claims each by a lease in the store; another router continues a job
-whose router stopped. Each line is one low-priority request.
+Knows nothing of HTTP. One task finds jobs, and a task for each claims it by a lease in the store; another router
+continues a job whose router stopped. Each line is one low-priority request.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from baton.router.access.caller import CALLER, Caller
 from baton.router.access.keys import ApiKey
 from baton.router.answer.service import GenerationService
 from baton.router.api.batch.lines import BatchLine, answer_line, read_lines
+from baton.router.api.batch.side_by_side import JobsUnderWay, LinePlace
 
 LEASE_S = 10.0  # seconds that a claim holds without being renewed
 LOOK_EVERY_S = 0.5  # seconds between two looks for open jobs
 ROOM_EVERY_S = 0.05  # seconds between two looks whether nobody waits
 RETRY_S = 0.5  # seconds before the store is asked again
 LINE_BYTES = 64 << 10  # of an answer that isn't there yet
-AT_ONCE = 8  # lines of a job that are answered at once
+AT_ONCE = 8  # lines that are answered at once, and lines of a job that are under way
 TRIES = 6  # attempts at a line whose error may pass
 FIRST_PAUSE_S = 1.0  # seconds between the first two of them at least; it doubles: workers come back within 20 s
 MOST_PAUSE_S = 10.0  # seconds between two attempts at a line, at most
@@ -51,6 +52,7 @@ class BatchLane:
         self, service: GenerationService, store: BatchStore, owner: str, queued: Callable[[], int]
     ) -> None:
         self._service, self._store, self._owner, self._queued = service, store, owner, queued
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -64,6 +66,13 @@ class BatchLane:
             await outlasted(asyncio.create_task(_ended([task])))
 
     async def _run(self) -> None:
+        jobs = JobsUnderWay(self._try)
+        try:
+            await self._look(jobs)
+        finally:
+            await outlasted(asyncio.create_task(_ended(jobs.tasks())))
+
+    async def _look(self, jobs: JobsUnderWay) -> None:
         said = ""
         while True:
             try:
@@ -71,14 +80,19 @@ class BatchLane:
                 if said:
                     log.info("batch lane: the store answers again")
                     said = ""
-                for job_id in open_jobs:
-                    await self._try(job_id)
+                await jobs.look(open_jobs, self._described)
             except BatonError as error:
                 if error.label != said:
                     log.warning("batch lane: %s; jobs wait until it answers", error.message)
                 said = error.label
             heed_cancel()
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _described(self, job_id: str) -> tuple[str, int]:
+        """Returns the job's tenant, and the bytes of its input; one that is gone has nothing."""
+        job = await self._store.job(job_id)
+        file = None if job is None else await self._store.file(job.input_file)
+        return "" if job is None else job.tenant, 0 if file is None else file.bytes
 
     async def _try(self, job_id: str) -> None:
         """``work``, so that a job that fails holds up none of those behind it."""
@@ -185,12 +199,19 @@ class BatchLane:
             for number, line in enumerate(lines):
                 if number in answered:
                     continue
-                cancelled = await self._room(job, places, held)
-                key, refused = self._key_now(job)
+                place = LinePlace(places, self._places)
+                try:
+                    await place.take()
+                    cancelled = await self._room(job, held)
+                    key, refused = self._key_now(job)
+                except BaseException:
+                    place.free()
+                    raise
                 if refused or cancelled:
-                    places.release()
+                    place.free()
                     break
-                asked.append(scope.create_task(self._line(job, held, key, number, line, places)))
+                asked.append(scope.create_task(self._line(job, held, key, number, line, place)))
+                asked[-1].add_done_callback(lambda _, place=place: place.free())  # type: ignore[misc]
             await settled(asked)
         return refused
 
@@ -213,16 +234,20 @@ class BatchLane:
         except Unauthenticated as error:
             return None, {"code": error.label, "line": None, "message": error.message, "param": None}
 
-    async def _room(self, job: BatchJob, places: asyncio.Semaphore, held: _ClaimState) -> bool:
+    async def _room(self, job: BatchJob, held: _ClaimState) -> bool:
         """Waits until we may start another line; whether the job is to be cancelled instead.
 
         None is started while the lease is overdue (another router may have it), or while the store has no room for
         the file that the answers become.
         """
-        await places.acquire()
         loop = asyncio.get_running_loop()
-        while self._queued() or not self._service.serving.ready() or loop.time() > held.until:  # noqa: ASYNC110
+        looked_at = loop.time()
+        while self._queued() or not self._service.serving.ready() or loop.time() > held.until:
             await asyncio.sleep(ROOM_EVERY_S)
+            if loop.time() >= looked_at + RETRY_S:
+                if await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
+                    return True
+                looked_at = loop.time()
         while not (cancelled := await self._patiently(lambda: self._store.is_cancel_requested(job.id))):
             if await self._patiently(lambda: self._store.has_room(held.stored + LINE_BYTES)):
                 break
@@ -240,28 +265,27 @@ class BatchLane:
         key: ApiKey | None,
         number: int,
         line: BatchLine,
-        places: asyncio.Semaphore,
+        place: LinePlace,
     ) -> None:
         request_id = self._service.environment.new_id()
         CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
         urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
-        try:
-            answer, good = await self._answered(job, urgent, request_id)
-            told = orjson.dumps(answer)
-            await self._patiently(lambda: self._store.answer(held.claim, number, told, good))
-            held.stored += len(told)
-        finally:
-            places.release()
+        told, good = await self._answered(job, urgent, request_id, place)
+        await self._patiently(lambda: self._store.answer(held.claim, number, told, good))
+        held.stored += len(told)
 
-    async def _answered(self, job: BatchJob, line: BatchLine, request_id: str) -> tuple[dict[str, object], bool]:
-        """Returns the answer to a line. A rate that is used up is waited for; what else may pass is tried some
-        times. Neither goes on once the job is to be cancelled.
+    async def _answered(
+        self, job: BatchJob, line: BatchLine, request_id: str, place: LinePlace
+    ) -> tuple[bytes, bool]:
+        """Returns the answer to a line, as JSON. A rate that is used up is waited for; what else may pass is tried
+        some times. Neither goes on once the job is to be cancelled.
         """
         failed: BatonError = BatonError("it was not tried")
         attempt = 0
         while attempt < TRIES:
             try:
-                return await answer_line(self._service, line, request_id)
+                answer, good = await answer_line(self._service, line, request_id)
+                return orjson.dumps(answer), good
             except QuotaExceeded as error:
                 failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, ROOM_EVERY_S))
             except BatonError as error:
@@ -273,8 +297,8 @@ class BatchLane:
                 break
             if attempt == TRIES or await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
                 break
-            await asyncio.sleep(pause)
-        return _gave_up(line, request_id, failed), False
+            await place.pause(pause)
+        return orjson.dumps(_gave_up(line, request_id, failed)), False
 
     async def _close(self, job: BatchJob, held: _ClaimState, error: Json | None = None) -> bool:
         """Makes files of the answers and ends the job, as failed if there is an ``error``. Its counts are those of

@@ -22,6 +22,7 @@ from baton.router.api.responses.schemas import ResponsesBody
 
 MAX_LINES = 50_000  # requests of one file, as OpenAI has it
 MAX_TOLD = 20  # errors of a bad file that are told
+MOST_SAID = 500  # characters of an error, which may quote what a line holds
 LineBody = ChatBody | CompletionBody | ResponsesBody
 CALLS: dict[str, tuple[type[LineBody], Callable[..., Awaitable[PreparedCall]]]] = {
     "/v1/chat/completions": (ChatBody, chat_call),
@@ -51,7 +52,9 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[BatchLine], list[Jso
         try:
             lines.append(_line(raw, endpoint, seen, number))
         except InvalidRequest as error:
-            errors.append({"code": error.label, "line": number, "message": error.message, "param": error.param})
+            errors.append(
+                {"code": error.label, "line": number, "message": error.message[:MOST_SAID], "param": error.param}
+            )
         if len(errors) == MAX_TOLD:
             break
     if not lines and not errors:

@@ -5,11 +5,11 @@ Knows nothing of how a request is answered (``batch.lane``). A tenant sees its o
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -47,6 +47,11 @@ FILE_DOCS: Json = {
 }
 
 
+# As in OpenAI's API.
+MetadataKey = Annotated[str, StringConstraints(max_length=64)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+
+
 class BatchBody(RequestBody):
     """Describes the body of POST /v1/batches."""
 
@@ -55,7 +60,7 @@ class BatchBody(RequestBody):
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
     completion_window: Literal["24h"]
-    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    metadata: dict[MetadataKey, MetadataValue] | None = Field(default=None, max_length=16)
 
 
 def batch_routes(surface: BatchSurface) -> APIRouter:

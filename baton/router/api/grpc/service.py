@@ -19,7 +19,7 @@ from baton.router.access.headers import clean_request_id, clean_traceparent
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import CHARS_PER_TOKEN, LEAST_DETOKENIZED, GenerationService
 from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
-from baton.router.answer.validate import check_count, check_ids
+from baton.router.answer.validate import check_count, check_ids, check_tokenized
 from baton.router.api.body import read_body_of
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.openai.shapes import collected
@@ -27,6 +27,7 @@ from baton.router.api.openai.truncation import PromptCut, TruncatedBody, prompt_
 from baton.router.request.context import RequestContext
 from baton.router.text.catalog import ModelEntry
 from baton.router.text.model import TextModel
+from baton.router.text.room import PromptRoom
 
 Context: TypeAlias = grpc.aio.ServicerContext
 MAX_LISTED, MAX_MESSAGES = 4096, 8192  # entries of one list
@@ -60,6 +61,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         """Returns the token ids of a text, and the model's context length in tokens."""
         async with grpc_errors(context):
             entry = await self._service.catalog.resolve(request.model)
+            check_tokenized(len(request.text), entry.max_model_len, "text")
             await self._service.quotas.charge_tokenizer(entry, len(request.text) // CHARS_PER_TOKEN)
             ids = await self._service.catalog.text(entry).encode(request.text, not request.skip_special_tokens)
             return pb.TokenizeResponse(ids=ids, max_model_len=entry.max_model_len)
@@ -92,10 +94,10 @@ class InferenceService(pb_grpc.InferenceServicer):
         if request.sampling.pooling:
             raise InvalidRequest("pooling is for /v1/embeddings: leave it out", "pooling")
 
-        cut = _cut(request, entry)
+        cut, room = _cut(request, entry), PromptRoom(entry.max_model_len, prompt)
 
         async def prompts() -> list[Sequence[int]]:
-            return [await _prompt_ids(request, prompt, text, cut)]
+            return [await _prompt_ids(request, text, cut, room)]
 
         options = self._options(request, context, prompt)
         return await self._service.prepare(entry, options, prompts), text
@@ -110,6 +112,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             names={"prompt": prompt},
             continues=prompt != "chat" or request.chat.continue_final_message,
             context=RequestContext(
+                asked_id=clean_request_id(request.request_id),
                 deadline=self._service.deadline(context.time_remaining()),
                 traceparent=clean_traceparent(str(metadata.get("traceparent", ""))),
             ),
@@ -135,17 +138,18 @@ def _cut(request: pb.GenerateRequest, entry: ModelEntry) -> PromptCut | None:
 
 
 async def _prompt_ids(
-    request: pb.GenerateRequest, prompt: str, text: TextModel, cut: PromptCut | None
+    request: pb.GenerateRequest, text: TextModel, cut: PromptCut | None, room: PromptRoom
 ) -> Sequence[int]:
-    if prompt == "text":
-        return await prompt_ids(text, request.text, True, cut, "text")
-    if prompt == "tokens":
-        return await prompt_ids(text, request.tokens.ids, False, cut, "tokens")
+    if room.param == "text":
+        return await prompt_ids(text, request.text, True, cut, room)
+    if room.param == "tokens":
+        return await prompt_ids(text, request.tokens.ids, False, cut, room)
     check_count("chat.messages", len(request.chat.messages), MAX_MESSAGES)
     messages = [_message(at, message) for at, message in enumerate(request.chat.messages)]
     if not messages:
         raise InvalidRequest("chat.messages is empty: give at least one", "chat.messages")
-    ids = await text.encode_chat(messages, continues=request.chat.continue_final_message)
+    goes_on = request.chat.continue_final_message
+    ids = await text.encode_chat(messages, continues=goes_on, room=room if cut is None else None)
     return ids if cut is None else cut.of(ids)
 
 

@@ -22,6 +22,7 @@ from baton.router.api.large import MAX_NUMBERS
 from baton.router.api.open_inference import tensors as oip
 from baton.router.api.open_inference.tensors import Tensor, TensorValue
 from baton.router.api.openai.prepared_call import Headers, PreparedCall, full_answer
+from baton.router.api.openai.schemas import CompletionBody
 
 Context: TypeAlias = grpc.aio.ServicerContext
 _CONTENTS = {
@@ -67,9 +68,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         """Answers with the whole generation as tensors."""
         async with grpc_errors(context):
-            call = await self._call(request, context, stream=False)
-            content, _ = await full_answer(self._service, call)
-            return _response(request, content)
+            return await self._whole(request, context, _body(request, stream=False))
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -86,20 +85,35 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def _pieces(
         self, request: pb.ModelInferRequest, context: Context
     ) -> AsyncIterator[pb.ModelInferResponse]:
-        call = await self._call(request, context, stream=True)
+        body = _body(request, stream=True)
+        if not body.stream:
+            response = await self._whole(request, context, body)
+            response.parameters[FINAL].bool_param = True
+            yield response
+            return
+        call = await self._call(request, context, body)
         with open_answer(self._service, call.generation, call.text) as answer:
             left = answer.count
             async for piece in answer:
                 left -= bool(piece.finish_reason)
                 for chunk in call.shape.chunks(piece):
                     response = _response(request, chunk)
-                    response.parameters["triton_final_response"].bool_param = not left
+                    response.parameters[FINAL].bool_param = not left
                     yield response
 
-    async def _call(self, request: pb.ModelInferRequest, context: Context, stream: bool) -> PreparedCall:
-        parameters = {name: _parameter(value) for name, value in request.parameters.items()}
-        body = oip.body_of(request.model_name, _tensors(request), parameters, stream)
+    async def _whole(
+        self, request: pb.ModelInferRequest, context: Context, body: CompletionBody
+    ) -> pb.ModelInferResponse:
+        content, _ = await full_answer(self._service, await self._call(request, context, body))
+        return _response(request, content)
+
+    async def _call(self, request: pb.ModelInferRequest, context: Context, body: CompletionBody) -> PreparedCall:
         return await oip.call_of(self._service, _headers(context), body, request.model_version)
+
+
+def _body(request: pb.ModelInferRequest, stream: bool) -> CompletionBody:
+    parameters = {name: _parameter(value) for name, value in request.parameters.items()}
+    return oip.body_of(request.model_name, _tensors(request), parameters, stream)
 
 
 def _headers(context: Context) -> Headers:
@@ -109,6 +123,7 @@ def _headers(context: Context) -> Headers:
     return headers if remaining is None else headers | {"x-request-timeout": str(max(remaining, 0.001))}
 
 
+FINAL = "triton_final_response"  # the parameter that marks a request's last response
 MAX_INPUTS = 64  # tensors of one request
 
 

@@ -6,7 +6,6 @@ out, ``sampling_parameters`` as JSON. Specification: https://github.com/kserve/o
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -20,7 +19,7 @@ from baton.protos.version import product_version
 from baton.router.answer.service import GenerationService
 from baton.router.answer.validate import check_count
 from baton.router.api.body import read_body_of
-from baton.router.api.large import MAX_NUMBERS
+from baton.router.api.large import MAX_NUMBERS, require_light
 from baton.router.api.openai.prepared_call import Headers, PreparedCall, completion_call
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.text.catalog import ModelEntry
@@ -87,7 +86,8 @@ def packed(tensor: Tensor) -> bytes:
 
 
 def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, object], stream: bool) -> CompletionBody:
-    """Returns the completion body that input tensors and parameters ask for.
+    """Returns the completion body that input tensors and parameters ask for; ``stream`` says whether the call may
+    answer in pieces, which the input of that name can decline.
 
     Raises InvalidRequest naming the tensor or parameter.
     """
@@ -98,7 +98,19 @@ def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, objec
         raise InvalidRequest(f"{name} is no input of this model: give {', '.join(n for n, _, _ in INPUTS)}", name)
     fields = completion_fields(parameters) | _sampling_parameters(given)
     prompt = _prompt(given)
-    return read_body_of(CompletionBody, fields | {"model": model or None, "prompt": prompt, "stream": stream})
+    asked = {"model": model or None, "prompt": prompt, "stream": _streams(given, stream)}
+    return read_body_of(CompletionBody, fields | asked)
+
+
+def _streams(given: Mapping[str, Tensor], possible: bool) -> bool:
+    tensor = given.get("stream")
+    if tensor is None:
+        return possible
+    if tensor.datatype != "BOOL" or len(tensor.values) != 1:
+        raise InvalidRequest("stream should be one BOOL", "stream")
+    if tensor.values[0] and not possible:
+        raise InvalidRequest("this call answers at once: leave out stream, or use ModelStreamInfer", "stream")
+    return bool(tensor.values[0])
 
 
 def completion_fields(parameters: Mapping[str, object]) -> Json:
@@ -182,9 +194,11 @@ def _sampling_parameters(given: Mapping[str, Tensor]) -> Json:
     tensor = given.get("sampling_parameters")
     if tensor is None or not tensor.values:
         return {}
+    text = _text(tensor.values[0], tensor.name)
+    require_light(text, tensor.name)
     try:
-        said = json.loads(_text(tensor.values[0], tensor.name))
-    except (ValueError, RecursionError):
+        said = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
         said = None
     if not isinstance(said, dict):
         raise InvalidRequest("sampling_parameters should be the text of a JSON object", tensor.name)
@@ -206,4 +220,5 @@ def _unpacked_bytes(name: str, raw: bytes) -> list[bytes]:
         size = struct.unpack_from("<I", raw, at)[0]
         values.append(raw[at + 4 : at + 4 + size])
         at += 4 + size
+        check_count(name, len(values), MAX_NUMBERS)
     return values

@@ -34,6 +34,7 @@ from baton.router.api.request_body import ignored_header
 from baton.router.request.context import RequestContext
 from baton.router.text.embedding_style import EmbeddingStyle
 from baton.router.text.model import TextModel
+from baton.router.text.room import PromptRoom
 
 Vector = NDArray[np.float32]
 INLINE_FLOATS = 16_384  # written on the loop
@@ -82,9 +83,10 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
     text = service.catalog.text(entry)
 
     cut, inputs = body.cut(entry.max_model_len), _worded(body, entry.embedding)
+    room = PromptRoom(entry.max_model_len, "input")
 
     async def prompts() -> list[Sequence[int]]:
-        return [ids async for ids in all_ids(text, inputs, body.add_special_tokens, cut, "input")]
+        return [ids async for ids in all_ids(text, inputs, body.add_special_tokens, cut, room)]
 
     asked = _ask(service, request, body, entry.embedding.pools(body.pooling))
     generation = await service.prepare(entry, asked, prompts)

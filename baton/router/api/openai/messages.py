@@ -6,7 +6,7 @@ Knows nothing of models or templates.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -14,8 +14,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from baton.protos.json import Json
 from baton.router.api.body import Body, FailFastModel
 from baton.router.api.large import require_light
+from baton.router.api.openai.breakpoints import Marks, mark_of
+from baton.router.text.surrogates import whole_pairs
 
-HINTS = frozenset({"cache_control"})  # keys of a message about caching, which no template may show the model
+HINT = "cache_control"
+HINTS = frozenset({HINT})  # keys of a message about caching, which no template may show the model
 PER_MESSAGE = 256  # characters whose encoding costs what rendering a message does
 
 
@@ -29,6 +32,25 @@ def _content(value: object) -> str | None:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f'part {at} should be {{"type": "text", "text": …}}: this model reads text only')
     return "".join(part["text"] for part in value)
+
+
+def _marks_of_parts(parts: object) -> Iterator[Json]:
+    """Yields the marks of text parts, each behind the characters up to its part's end."""
+    chars = 0
+    for part in parts if isinstance(parts, list) else ():
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            return  # refused elsewhere
+        chars += len(part["text"])
+        if part.get(HINT) is not None:
+            yield mark_of(part[HINT], chars)
+
+
+def _own_marks(message: Json) -> list[Json]:
+    """Returns the marks of a message: those that another surface has made, or its own behind all of it."""
+    given = message.get(HINT)
+    if isinstance(given, Marks):
+        return list(given)
+    return [] if given is None else [mark_of(given)]
 
 
 def size_of(messages: Sequence[ConversationMessage]) -> int:
@@ -48,6 +70,22 @@ class TextPart(BaseModel):
 Content = Annotated[str | None, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
 
 
+class Arguments(dict[str, object]):
+    """Holds the arguments of an earlier call as chat templates take them: an object, or ``text`` where a template
+    joins them to text.
+    """
+
+    def __init__(self, given: Json, text: str) -> None:
+        super().__init__(given)
+        self._text = text
+
+    def __radd__(self, before: str) -> str:
+        return before + self._text
+
+    def __add__(self, behind: str) -> str:
+        return self._text + behind
+
+
 class PastFunction(Body):
     """Names a function that an earlier answer called; ``arguments`` is JSON text."""
 
@@ -65,10 +103,13 @@ class PastCall(Body):
     def plain(self) -> Json:
         """Returns the call as chat templates take it; arguments that are valid JSON are decoded."""
         require_light(self.function.arguments, "messages")
+        text = whole_pairs(self.function.arguments) or "{}"
         try:
-            arguments = json.loads(self.function.arguments or "{}")
+            arguments = json.loads(text)
         except (ValueError, RecursionError):
             arguments = self.function.arguments
+        if isinstance(arguments, dict):
+            arguments = Arguments(arguments, text)
         return {
             "id": self.id,
             "type": self.type,
@@ -91,10 +132,12 @@ class ConversationMessage(FailFastModel):
     @model_validator(mode="before")
     @classmethod
     def _with_hints_of_parts(cls, value: object) -> object:
-        """A hint on a part of the content is one on the message: parts are joined."""
-        parts = value.get("content") if isinstance(value, dict) else None
-        hinted = isinstance(parts, list) and any(isinstance(part, dict) and HINTS & part.keys() for part in parts)
-        return {**value, "cache_control": True} if isinstance(value, dict) and hinted else value
+        """Keeps hints on the message and on parts of its content, which are joined, as a list of marks."""
+        if not isinstance(value, dict):
+            return value
+        marks = [*_marks_of_parts(value.get("content")), *_own_marks(value)]
+        rest = {name: given for name, given in value.items() if name not in HINTS}
+        return {**rest, HINT: marks} if marks else rest
 
     @model_validator(mode="after")
     def _says_something(self) -> ConversationMessage:
@@ -106,12 +149,29 @@ class ConversationMessage(FailFastModel):
     @property
     def hinted(self) -> bool:
         """Returns whether the client marked the message, or a part of it, with ``cache_control``."""
-        return bool(HINTS & (self.model_extra or {}).keys())
+        return bool(self.marks)
+
+    @property
+    def marks(self) -> list[Json]:
+        """Returns the breakpoints of the cache in the message, as ``breakpoints.mark_of`` makes them."""
+        found: list[Json] = (self.model_extra or {}).get(HINT, [])
+        return found
+
+    def before(self, chars: int | None) -> ConversationMessage:
+        """Returns the message with the first ``chars`` characters of its content alone; all of it for None."""
+        if chars is None or self.content is None or chars >= len(self.content):
+            return self
+        return self.model_copy(update={"content": self.content[:chars]})
 
     def plain(self) -> Json:
-        """Returns the message as chat templates take it: text content, and role "developer" changed to "system"."""
+        """Returns the message as chat templates take it: text content, and role "developer" changed to "system".
+
+        The thoughts before calls are ``thinking``, too, as gpt-oss's template has it beside no content.
+        """
         role = "system" if self.role == "developer" else self.role
         rest = {name: value for name, value in (self.model_extra or {}).items() if name not in HINTS}
         if self.tool_calls:
             rest["tool_calls"] = [call.plain() for call in self.tool_calls]
+            if rest.get("reasoning_content") and not self.content:
+                rest.setdefault("thinking", rest["reasoning_content"])
         return {**rest, "role": role, "content": self.content or ""}

@@ -7,40 +7,35 @@ Knows nothing of routes or workers. ``headers`` are the HTTP request's; a batch 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
-from types import ModuleType
 
 import msgspec
 from starlette.responses import Response
 
-from baton.protos.errors import InvalidRequest, Overloaded, Unavailable
+from baton.protos.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from baton.protos.json import Json
-from baton.protos.nouns import Grammar
 from baton.router.access.headers import clean_traceparent
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
 from baton.router.answer.validate import COMPLETION_TOKENS
 from baton.router.api.large import INLINE_BYTES, large_response, offload_if
+from baton.router.api.openai.answer_format import answer_format, strict_calls
 from baton.router.api.openai.best_of import BestOf
+from baton.router.api.openai.marked_tokens import marked_tokens
 from baton.router.api.openai.messages import size_of
-from baton.router.api.openai.schema_text import refusal_of
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, GenerationBody
 from baton.router.api.openai.shapes import ChatShape, CompletionShape, Shape, collected, usage_json
 from baton.router.api.openai.tool_faults import PARAMETERS, refuse_parameters
-from baton.router.api.openai.tool_schema import call_schema
 from baton.router.api.openai.truncation import all_ids
 from baton.router.api.request_body import ignored_header
 from baton.router.api.sse import OPENAI_EVENTS, EventStream, EventStyle
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary
-from baton.router.text import reasoning_parsers, tool_parsers
 from baton.router.text.chat_reader import AnswerFormat
-from baton.router.text.lazy_calls import CallSyntax, lazy_grammar
 from baton.router.text.model import TextModel
-from baton.router.text.tool_parsers import ToolParser
+from baton.router.text.room import PromptRoom
 
 ROUTE_HEADER = "x-baton-route"
 TIMEOUT_HEADER = "x-request-timeout"
@@ -71,15 +66,16 @@ async def completion_call(service: GenerationService, headers: Headers, body: Co
         raise InvalidRequest(
             f"prompt has {len(body.prompt)} entries: give 1 to {service.limits.max_prompts}", "prompt"
         )
+    deadline = service.deadline(timeout_s(headers))
     entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
 
-    cut = body.cut(entry.max_model_len, body.answer_tokens)
+    cut, room = body.cut(entry.max_model_len, body.answer_tokens), PromptRoom(entry.max_model_len)
 
     async def prompts() -> list[Sequence[int]]:
-        return [ids async for ids in all_ids(text, body.prompt, body.add_special_tokens, cut)]
+        return [ids async for ids in all_ids(text, body.prompt, body.add_special_tokens, cut, room)]
 
-    options = _ask(service, headers, body, COMPLETION_TOKENS, continues=True, names={})
+    options = _ask(service, headers, body, COMPLETION_TOKENS, True, {}, deadline)
     generation = await service.prepare(entry, options, prompts)
     echoes = None
     if body.echo:
@@ -117,97 +113,53 @@ async def chat_call(service: GenerationService, headers: Headers, body: ChatBody
 async def chat_generation(
     service: GenerationService, headers: Headers, body: ChatBody, names: dict[str, str], must_bind: bool = False
 ) -> tuple[Generation, TextModel, AnswerFormat]:
-    """Validates a chat body; returns the Generation, the model's text functions, and how answers are parsed.
+    """Validates a chat body; returns the Generation, the text functions for its answers, and how those are parsed.
 
     ``names`` maps our field names to the client's, for errors. ``must_bind`` refuses strict tools whose calls no
     grammar can bind. Raises as ``chat_call`` does.
     """
+    deadline = service.deadline(timeout_s(headers))
     entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
     effort = names.get("reasoning_effort", "reasoning_effort")
     is_large = bool(body.tools) or size_of(body.messages) > INLINE_BYTES
-    rendered = await offload_if(is_large, body.render, text, body.messages, effort)
+    async with service.within(deadline):
+        rendered = await offload_if(is_large, body.render, text, body.messages, effort)
     cut = body.cut(entry.max_model_len, body.answer_tokens)
+    room = PromptRoom(entry.max_model_len, names.get("prompt", "prompt")) if cut is None else None
 
     async def prompts() -> list[Sequence[int]]:
-        ids = await text.encode(rendered, add_special_tokens=bool(body.add_special_tokens))
+        needed = rendered if cut is None else await cut.needed(text, rendered)
+        ids = await text.encode(needed, bool(body.add_special_tokens), room)
         return [ids if cut is None else cut.of(ids)]
 
-    form, needs_special = _answer_format(service, text, body, rendered)
-    options = _ask(service, headers, body, None, continues=bool(body.continue_final_message), names=names)
-    if needs_special:
-        options = msgspec.structs.replace(options, skip_special=False)
-    lazy = _strict_calls(service, text, body, rendered)
+    form = answer_format(service, text, body, rendered)
+    options = _ask(service, headers, body, None, bool(body.continue_final_message), names, deadline)
+    lazy = strict_calls(service, text, body, rendered, names.get("parameters", PARAMETERS))
     if lazy is not None:
         names, form = options.names | {"grammar": "tools"}, msgspec.structs.replace(form, binds_calls=True)
         options = msgspec.structs.replace(options, sampling=options.sampling | {"grammar": lazy}, names=names)
     elif must_bind:
         body.refuse_unheld()
     try:
-        return await service.prepare(entry, options, prompts), text, form
+        generation = await service.prepare(entry, options, prompts)
+        if any(message.marks for message in body.messages) and cut is None:
+            async with service.within(deadline):
+                marked = await marked_tokens(text, body, rendered, generation.prompts[0], is_large)
+            whole = body.retains_all or marked.all == generation.prompt_tokens
+            context = generation.context.with_marks(marked, whole)
+            generation = msgspec.structs.replace(generation, context=context)
+        return generation, text.keeping(form.marks), form
     except InvalidRequest as error:
         if error.param != "tools":
             raise
-        with suppress(Overloaded, Unavailable):  # what is refused already stays refused
-            await refuse_parameters(service, body, options.context.tenant_salt, names.get("parameters", PARAMETERS))
+        # What is refused already stays refused.
+        with suppress(Overloaded, Unavailable, DeadlineExceeded):
+            async with service.within(deadline):
+                await refuse_parameters(
+                    service, body, options.context.tenant_salt, names.get("parameters", PARAMETERS)
+                )
         raise
-
-
-def _answer_format(
-    service: GenerationService, text: TextModel, body: ChatBody, rendered: str
-) -> tuple[AnswerFormat, bool]:
-    """Returns how the answer is read, and whether its special tokens must stay in the text for that."""
-    names = service.parsers
-    reasoning = None if body.grammar() else reasoning_parsers.load(names.reasoning, text.template_source)
-    tools = tool_parsers.load(names.tools, text.template_source) if body.offered_tools else None
-    marks = [*(tools.MARKS if tools else ()), *(reasoning.MARKS if reasoning else ())]
-    make_tools: Callable[[], ToolParser] | None = tools.make if tools else None
-    if body.forced_grammar() is not None:
-        make_tools = body.forced_parser
-    form = AnswerFormat(
-        tools=make_tools,
-        reasoning=partial(reasoning.make, _thinking(body, rendered, reasoning)) if reasoning else None,
-        call_id=partial(_call_id, service),
-        parallel=body.parallel_tool_calls is not False,
-        shows_reasoning=body.include_reasoning is not False,
-        marks=tuple(marks),
-    )
-    return form, any(map(text.hides, marks))
-
-
-def _strict_calls(service: GenerationService, text: TextModel, body: ChatBody, rendered: str) -> Grammar | None:
-    """Returns the grammar that binds the calls of strict tools and leaves other text free; None if there are none,
-    or if the answer is bound or its tokens are restricted already.
-    """
-    if not body.offered_tools or body.grammar() is not None or body.allowed_token_ids is not None:
-        return None
-    names, source = service.parsers, text.template_source
-    tools, reasoning = tool_parsers.load(names.tools, source), reasoning_parsers.load(names.reasoning, source)
-    offered = body.strict_tools()
-    if not offered:
-        return None
-    refusal = refusal_of([schema for _, schema in offered])
-    if refusal:
-        return Grammar("grammar", refusal)
-    call, syntax = call_schema(offered, tools.ARGUMENTS), CallSyntax(offered, text.special_id)
-    thought = (reasoning.BEGIN, reasoning.END) if reasoning else None
-    opened = reasoning is not None and _thinking(body, rendered, reasoning)
-    return Grammar("grammar", lazy_grammar(tools.lazy_rules, call, syntax, thought, opened))
-
-
-def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:
-    """Returns whether the answer begins inside a thought: one that the template opened, or that the client left
-    open.
-    """
-    if not body.continue_final_message:
-        return rendered.rstrip().endswith(reasoning.BEGIN)
-    said = body.messages[-1].content or ""
-    return said.rfind(reasoning.BEGIN) > said.rfind(reasoning.END)
-
-
-def _call_id(service: GenerationService) -> str:
-    """Nine letters and digits, the most that some chat templates take."""
-    return service.environment.new_id()[:9]
 
 
 def _choices(service: GenerationService, body: GenerationBody) -> int:
@@ -227,6 +179,7 @@ def _ask(
     default_max_tokens: int | None,
     continues: bool,
     names: dict[str, str],
+    deadline: float,
 ) -> GenerationOptions:
     return GenerationOptions(
         sampling=body.sampling(),
@@ -242,7 +195,7 @@ def _ask(
         context=RequestContext(
             tenant_salt=(body.cache_salt or "").encode(),
             priority=body.priority or 0,
-            deadline=service.deadline(timeout_s(headers)),
+            deadline=deadline,
             traceparent=clean_traceparent(headers.get("traceparent")),
             session=body.session,
             retained=body.retained,

@@ -295,7 +295,12 @@ class ChatBody(GenerationBody, ConversationBody):
         """Returns whether the client hints, by prompt_cache_retention or a message's ``cache_control``, that it
         will reuse the prompt's beginning.
         """
-        return super().retained or any(message.hinted for message in self.messages)
+        return self.retains_all or any(message.hinted for message in self.messages)
+
+    @property
+    def retains_all(self) -> bool:
+        """Returns whether the client hints, by prompt_cache_retention, that it will reuse all of the prompt."""
+        return super().retained
 
     @property
     def answer_tokens(self) -> int:

@@ -15,6 +15,7 @@ import msgspec
 from baton.protos.errors import InvalidRequest
 from baton.router.api.request_body import RequestBody
 from baton.router.text.model import TextModel
+from baton.router.text.room import PromptRoom
 
 ALL_THAT_FITS = -1  # stands for as many tokens as the model takes beside the answer
 
@@ -32,6 +33,12 @@ class PromptCut(msgspec.Struct, frozen=True):
         if len(ids) <= self.tokens:
             return ids
         return ids[: self.tokens] if self.keeps_first else ids[len(ids) - self.tokens :]
+
+    async def needed(self, text: TextModel, prompt: str) -> str:
+        """Returns as much of ``prompt`` as has the kept tokens: a long one's beginning, if its first ones are
+        kept.
+        """
+        return await text.beginning(prompt, self.tokens) if self.keeps_first else prompt
 
 
 class TruncatedBody(RequestBody):
@@ -63,13 +70,13 @@ async def all_ids(
     prompts: Sequence[str | Sequence[int]],
     add_special_tokens: bool,
     cut: PromptCut | None,
-    param: str = "prompt",
+    room: PromptRoom,
 ) -> AsyncIterator[Sequence[int]]:
     """Yields each prompt's token ids as ``prompt_ids`` does, and yields to the event loop every TURN prompts."""
     for at, prompt in enumerate(prompts):
         if at % TURN == TURN - 1:
             await asyncio.sleep(0)
-        yield await prompt_ids(text, prompt, add_special_tokens, cut, param)
+        yield await prompt_ids(text, prompt, add_special_tokens, cut, room)
 
 
 async def prompt_ids(
@@ -77,16 +84,19 @@ async def prompt_ids(
     prompt: str | Sequence[int],
     add_special_tokens: bool,
     cut: PromptCut | None,
-    param: str = "prompt",
+    room: PromptRoom,
 ) -> Sequence[int]:
     """Returns a prompt's token ids: given ids as they are, text tokenized; both truncated by ``cut``.
 
-    Raises InvalidRequest for an empty text, naming ``param``.
+    Raises InvalidRequest for an empty text, and ContextTooLong for a long one that can't fit ``room`` uncut.
     """
     if not isinstance(prompt, str):
         return prompt if cut is None else cut.of(prompt)
-    ids = await text.encode_prompt(prompt, add_special_tokens, param)
-    if cut is None or len(ids) <= cut.tokens:
+    if cut is None or not prompt:
+        return await text.encode_prompt(prompt, add_special_tokens, room)
+    prompt = await cut.needed(text, prompt)
+    ids = await text.encode(prompt, add_special_tokens)
+    if len(ids) <= cut.tokens:
         return ids
     bare = await text.encode(prompt, add_special_tokens=False) if add_special_tokens else ids
     return _cut_inside(ids, bare, cut)

@@ -35,6 +35,7 @@ from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary
 from baton.router.text.catalog import ModelEntry
 from baton.router.text.model import TextModel
+from baton.router.text.room import PromptRoom
 
 MOST_WORKERS = 256  # workers that may be asked for at once, so that a typo is refused
 
@@ -62,16 +63,16 @@ class PrefixBody(ConversationBody):
             raise InvalidRequest("give either prompt or messages", "prompt")
         return self
 
-    async def ids(self, text: TextModel) -> Sequence[int]:
-        """Returns the prefix's token ids."""
+    async def ids(self, text: TextModel, room: PromptRoom) -> Sequence[int]:
+        """Returns the prefix's token ids. Raises ContextTooLong for a long text that can't fit ``room``."""
         if isinstance(self.prompt, list):
             return self.prompt
         if self.prompt is not None:
-            return await text.encode(self.prompt, self.add_special_tokens is not False)
+            return await text.encode(self.prompt, self.add_special_tokens is not False, room)
         messages = self.messages or []
         opened = self.model_copy(update={"add_generation_prompt": bool(self.add_generation_prompt)})
         rendered = await offload_if(size_of(messages) > INLINE_BYTES, opened.render, text, messages)
-        return await text.encode(rendered, add_special_tokens=bool(self.add_special_tokens))
+        return await text.encode(rendered, bool(self.add_special_tokens), room)
 
 
 def prefix_routes(surface: PrefixSurface | None, service: GenerationService) -> APIRouter:
@@ -103,7 +104,7 @@ def prefix_routes(surface: PrefixSurface | None, service: GenerationService) -> 
 async def _pin(surface: PrefixSurface, service: GenerationService, request: Request, body: PrefixBody) -> Response:
     entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
-    ids = tuple(await body.ids(text))
+    ids = tuple(await body.ids(text, PromptRoom(entry.max_model_len)))
     tenant, admin = _who()
     async with surface.control.room(tenant, admin, len(ids) * body.workers):
         return await _read_and_pin(surface, service, request, body, (entry, text, ids))

@@ -9,7 +9,7 @@ from baton.router.text.call_json import CallParser
 from baton.router.text.lazy_calls import CallSyntax
 from baton.router.text.marks import Interlude, MarkSplitter
 from baton.router.text.tool_events import Event, TextEvent
-from baton.router.text.tool_parsers import ToolParser
+from baton.router.text.tool_parsers import ParserContext, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS = (BEGIN,)
@@ -61,7 +61,12 @@ class Hermes:
         assert self._inside is not None
         body, behind = self._inside.push(text)
         self._read(body, events)
-        if behind is not None:
+        if behind is None:
+            return None
+        if self._calls.in_string and not self._calls.broken:  # an argument that holds the mark
+            self._read(END, events)
+            self._inside = MarkSplitter(END)
+        else:
             self._leave(events, END)
         return behind
 
@@ -90,6 +95,6 @@ def lazy_rules(name: str, before: str, syntax: CallSyntax) -> str:
     )
 
 
-def make() -> ToolParser:
+def make(context: ParserContext = ParserContext()) -> ToolParser:
     """Returns a parser for one answer."""
     return Hermes()

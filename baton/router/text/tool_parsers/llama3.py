@@ -9,7 +9,7 @@ from __future__ import annotations
 from baton.router.text.call_json import CallParser
 from baton.router.text.lazy_calls import CallSyntax
 from baton.router.text.tool_events import Event, TextEvent
-from baton.router.text.tool_parsers import ToolParser
+from baton.router.text.tool_parsers import ParserContext, ToolParser
 
 TAG = "<|python_tag|>"
 MARKS = (TAG, "<|eom_id|>", "Environment: ipython")
@@ -67,6 +67,8 @@ class Llama3:
         while text:
             if not self._raw and self._before >= 0:  # behind a call
                 text = text.lstrip(_BETWEEN)
+            if not text:
+                break
             found, rest = self._calls.push(text)
             self._raw.append(text[: len(text) - len(rest)])
             events += found
@@ -95,6 +97,6 @@ def lazy_rules(name: str, before: str, syntax: CallSyntax) -> str:
     )
 
 
-def make() -> ToolParser:
+def make(context: ParserContext = ParserContext()) -> ToolParser:
     """Returns a parser for one answer."""
     return Llama3()

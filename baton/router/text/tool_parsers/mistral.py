@@ -11,7 +11,7 @@ from baton.router.text.call_json import CallParser
 from baton.router.text.lazy_calls import CallSyntax, json_of
 from baton.router.text.marks import Interlude, MarkSplitter
 from baton.router.text.tool_events import Event, TextEvent
-from baton.router.text.tool_parsers import ToolParser
+from baton.router.text.tool_parsers import ParserContext, ToolParser
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MARKS = (MARK,)
@@ -122,6 +122,6 @@ def lazy_rules(name: str, before: str, syntax: CallSyntax) -> str:
     )
 
 
-def make() -> ToolParser:
+def make(context: ParserContext = ParserContext()) -> ToolParser:
     """Returns a parser for one answer."""
     return Mistral()

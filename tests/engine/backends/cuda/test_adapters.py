@@ -248,7 +248,9 @@ def said(runner: NativeRunner | CudaRunner, sampling: Sampling, adapters: tuple[
 
 
 def heads_agree(cpu: NativeRunner, gpu: CudaRunner) -> None:
-    """Logits are as close as products of bf16 are; tokens are the same."""
+    """Logits are as close as products of bf16 are, and as attention of which one side rounds q and weights to bf16;
+    tokens are the same.
+    """
     for plan in plans(count=3, sampling=Sampling(temperature=0.0, logprobs=20)):
         tops = [
             {
@@ -260,7 +262,7 @@ def heads_agree(cpu: NativeRunner, gpu: CudaRunner) -> None:
         for seq, top in tops[0].items():
             both = top.keys() & tops[1][seq].keys()
             assert len(both) >= 18, seq
-            assert max(abs(top[token] - tops[1][seq][token]) for token in both) < 0.05, seq
+            assert max(abs(top[token] - tops[1][seq][token]) for token in both) < 0.2, seq
     for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.7, seed=3)):
         assert said(cpu, sampling) == said(gpu, sampling)
 

@@ -15,6 +15,7 @@ import pytest
 
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.abilities import branches_of
 from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.load import load_runner
 from baton.engine.plan import StepPlan, StepResult
@@ -24,8 +25,8 @@ from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling, TokenRun
 from tests.engine.backends.cuda.test_runner import ONE_LAYER, PROMPTS, config, model, on_shim, pytestmark
-from tests.engine.speculate.oracle import Eager, Oracle
-from tests.kernels.thorough import first_now
+from tests.engine.speculate.oracle import Bushy, Eager, Oracle
+from tests.kernels.thorough import first_now, later
 
 __all__ = ["model", "on_shim", "pytestmark"]
 
@@ -41,10 +42,12 @@ class Counted:
 
     def __init__(self, runner: CudaRunner) -> None:
         self.spec, self.work, self.bind, self._runner = runner.spec, runner.work, runner.bind, runner
-        self.verified = self.most = 0
+        self.verified = self.most = self.branched = 0
+        self.branches = runner.branches
 
     def run(self, plan: StepPlan) -> StepResult:
         self.verified += sum(len(item.verify) for item in plan.items)
+        self.branched += sum(bool(item.draft_branches) for item in plan.items)
         if all(len(item.tokens) == 1 + len(item.verify) for item in plan.items):
             self.most = max(self.most, sum(len(item.tokens) for item in plan.items))
         return self._runner.run(plan)
@@ -84,17 +87,24 @@ def joined(runs: Sequence[TokenRun]) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("fields", first_now([{"cuda_step": "graph"}, {"cuda_step": "mega"}]), ids=str)
+# Ways to run a step, and whether drafts are trees, chains among them.
+WAYS = first_now([({"cuda_step": "graph"}, True), *(({"cuda_step": step}, False) for step in ("graph", "mega"))])
+WAYS = [*WAYS, later({"cuda_step": "mega"}, True)]
+
+
+@pytest.mark.parametrize(("fields", "trees"), WAYS, ids=str)
 def test_drafts_that_are_asked_for_by_name_change_no_token(
-    model: Path, on_shim: None, tmp_path: Path, fields: dict[str, str]
+    model: Path, on_shim: None, tmp_path: Path, fields: dict[str, str], trees: bool
 ) -> None:
     found = load_runner(config(model, device="cuda", cache_dir=str(tmp_path), **fields))
     assert isinstance(found, CudaRunner)
     plain = answers(Counted(found), None)
     told = {f"r{key}": tokens for key, (tokens, _) in plain.items()}
-    drafter = Eager(Oracle(told, 0.7, ONE_LAYER["vocab_size"]), most=3)
-    runner = Counted(found)
+    speculator = (Bushy if trees else Oracle)(told, 0.7, ONE_LAYER["vocab_size"])
+    drafter, runner = Eager(speculator, most=2 if trees else 3, trees=trees), Counted(found)
+    assert branches_of(runner)
     assert answers(runner, drafter) == plain
+    assert (runner.branched > 0) == trees
     assert runner.verified > drafter.tally.accepted > 0
     assert 2 < runner.most <= 8
     found.close()

@@ -6,6 +6,7 @@ import pytest
 
 from baton.engine.backends.cuda import warming
 from baton.engine.backends.sequence_checks import require_computable
+from baton.engine.plan import MOST_SCORED
 from baton.worker.drafts import most_drafts
 
 
@@ -28,6 +29,7 @@ def test_the_steps_can_be_computed_on_the_pages_that_there_are(
         for item in plan.items:
             require_computable(item, 100, pages)
     assert len(first.items[-1].tokens) == min(chunk, context, pages * 16)
+    assert len(first.items[-1].targets) == min(MOST_SCORED, len(first.items[-1].tokens)), "logprobs of a prompt"
     assert all(len(item.sample.history) == context for item in first.items[:-1] if item.sample)
     most = sequences * (min(16, context) - 1)  # in the one page of each
     assert sum(len(item.verify) for item in first.items) == min(20, most)

@@ -17,7 +17,7 @@ from tests.kernels.thorough import first_now
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
 # Between them they have every op of which torch computed a detour.
-KINDS = ("phimoe", "jamba", "llama4", "hunyuan_dense", "nemotron_h", "starcoder2", "cohere2", "glm")
+KINDS = ("phimoe", "jamba", "llama4", "hunyuan_dense", "nemotron_h", "starcoder2", "cohere2", "glm", "gemma3n")
 GREEDY = Sampling(temperature=0.0, max_tokens=5, logprobs=1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import queue
 import threading
 from collections.abc import Callable
 
@@ -14,7 +15,8 @@ from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.backends.ranks.load import LoadedRank, load_rank
-from baton.engine.backends.ranks.memory import SharedMemory, SharedSizes, follow, sizes_for
+from baton.engine.backends.ranks.memory import HEAR, SharedMemory, SharedSizes, bring_pages, follow, sizes_for
+from baton.engine.backends.ranks.notes import PagesNote, read
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.plan import ModelSpec
@@ -23,6 +25,9 @@ from baton.kv.layout.extents import Part, gather, part_bytes, scatter
 from baton.protos.nouns import KvLayout
 
 HERE, PATIENCE_S = "127.0.0.1", 60.0
+
+
+Notes = queue.SimpleQueue[tuple[PagesNote, threading.Event]]
 
 
 class Host:
@@ -35,6 +40,7 @@ class Host:
         self.mapped: HostMemory | None = None
         self._threads: list[threading.Thread] = []
         self._linked = threading.Barrier(len(ranks) + 1)
+        self.notes = {rank.native.own.rank.index: Notes() for rank in ranks}
 
     def map(self, memory: int, pages: int) -> None:
         """Makes the host's own memory of these sizes."""
@@ -60,7 +66,10 @@ class Host:
         links = Links(plan, own.rank.index, memory.meeting, self.mapped.pages, bound_s, self.identity)
         struct.group.links = links.address
         self._linked.wait(PATIENCE_S)
-        follow(rank.native.struct, struct)
+        while follow(rank.native.struct, struct) == HEAR:
+            note, heard = self.notes[own.rank.index].get(timeout=PATIENCE_S)
+            heard.set()
+            assert not bring_pages(struct, note, plan)
         links.close()
 
     def join(self) -> None:
@@ -84,13 +93,13 @@ class AnonymousMemory(SharedMemory):
 class Hosts:
     """Stands in for ``Followers`` and ``LeadHosts`` at once: all ranks but the lead, as threads."""
 
-    senders = ()
+    senders = receivers = ()
 
     def __init__(self, config: EngineConfig, ranks: list[LoadedRank]) -> None:
         self._config = config
         dealt = [ranks_on(config.widths.count, config.hosts, host) for host in range(config.hosts)]
         self.all = [Host(config, [ranks[index] for index in own if index]) for own in dealt]
-        self._memory = -1
+        self._memory = self._told = -1
         self._links: Links | None = None
 
     def share(self, fd: int, size: int) -> None:
@@ -115,6 +124,21 @@ class Hosts:
             host.server.await_all()
         return self._links
 
+    def tell(self, fd: int, size: int, patience_s: float) -> None:
+        """Passes a note about pages to all ranks, once: the runner tells followers and other hosts."""
+        if self._told != fd:
+            self._told = fd
+            note, _ = read(os.dup(fd), size)
+            assert isinstance(note, PagesNote)
+            waits = []
+            for host in self.all:
+                for notes in host.notes.values():
+                    waits.append(threading.Event())
+                    notes.put((note, waits[-1]))
+            assert all(heard.wait(PATIENCE_S) for heard in waits)
+        else:
+            self._told = -1
+
     def parts_read(self, program: Program, layout: KvLayout) -> tuple[Part, ...]:
         return parts_read(program, self._config.widths, self._config.hosts, layout)
 
@@ -135,10 +159,14 @@ class Hosts:
 
 
 def require_own_parts(runner: RankRunner) -> None:
-    """Asserts that the part of each page that a host would send has the bytes of the lead's page."""
+    """Asserts that the part of each page that a host would send has the bytes of the lead's page; not where some
+    have states, which are lent for a handoff alone.
+    """
     hosts, layout = runner._hosts, runner.spec.layout
+    if layout.states:
+        return
     assert isinstance(hosts, Hosts)
-    config, held = hosts._config, [_pages(host.mapped) for host in hosts.all]
+    config, held = hosts._config, [pages_of(host.mapped) for host in hosts.all]
     parts = parts_of_hosts(runner._undivided, config.widths, config.hosts, layout)
     for theirs, part in zip(held, parts, strict=bool(parts)):
         for at in range(0, len(theirs), layout.page_bytes):
@@ -151,14 +179,29 @@ def require_only_own_parts(runner: RankRunner) -> None:
     hosts, layout = runner._hosts, runner.spec.layout
     assert isinstance(hosts, Hosts)
     for host, part in list(zip(hosts.all, hosts.parts_read(runner._undivided, layout), strict=True))[1:]:
-        held = _pages(host.mapped)
+        held = pages_of(host.mapped)
         for at in range(0, len(held), layout.page_bytes):
             page = bytearray(held[at : at + layout.page_bytes])
             scatter(memoryview(bytes(part_bytes(part))), memoryview(page), part)
             assert not any(page), at // layout.page_bytes
 
 
-def _pages(mapped: HostMemory | None) -> memoryview:
+def divide(runner: RankRunner, whole: memoryview) -> None:
+    """Writes to each host's pages what its ranks read of ``whole``, the pages of one rank, and to all else of the
+    other hosts' pages, and of the lead's, what is wrong.
+    """
+    hosts, layout = runner._hosts, runner.spec.layout
+    assert isinstance(hosts, Hosts)
+    for host, part in zip(hosts.all, hosts.parts_read(runner._undivided, layout), strict=True):
+        held = pages_of(host.mapped)
+        held[:] = bytes([171]) * len(held)
+        for at in range(0, len(held), layout.page_bytes):
+            page, wanted = (each[at : at + layout.page_bytes] for each in (held, whole))
+            scatter(gather(wanted, part), page, part)
+
+
+def pages_of(mapped: HostMemory | None) -> memoryview:
+    """The pages of a host."""
     assert mapped is not None
     return memoryview((ctypes.c_uint8 * mapped.page_bytes).from_address(mapped.pages)).cast("B")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.abilities import adapters_of
 from baton.engine.adapters.packed import PackedPart
 from baton.engine.adapters.part_table import PartTable
 from baton.engine.adapters.reading import AdapterReader, read_here
@@ -16,7 +17,7 @@ from baton.engine.backends.native.adapter_structs import PIECE_PARTS
 from baton.engine.backends.ranks import adapters
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import Runner, SequenceStep, StepPlan, adapters_of
+from baton.engine.plan import Runner, SequenceStep, StepPlan
 from baton.engine.program.sites import Site
 from baton.kernels.abi import native
 from baton.protos.channel import AdapterPlace
@@ -40,7 +41,7 @@ CASES = [
     ("qwen2_mixed", "tp"), ("mixtral", "ep"), ("mixtral", "pp"), ("qwen2_mixed", "tp+pp"), ("olmo2", "tp"),
     ("llama3", "cp"), ("qwen2_mixed", "cp"), ("qwen2_mixed", "pp"),
     ("mixtral", "tp"), ("phi3", "tp"), ("gemma2", "tp"), ("gemma2", "pp"), ("qwen3_moe", "cp"), ("gpt_oss", "tp"),
-    ("qwen3_moe", "tp+pp"), ("qwen3_moe", "ep"),
+    ("qwen3_moe", "tp+pp"), ("qwen3_moe", "ep"), ("gemma3n", "tp"), ("gemma3n", "cp"), ("gemma3n", "tp+pp"),
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kern
 
 FORMS = {
     "gptq desc_act": forms.gptq(order=True),
+    "gptq desc_act apart": forms.gptq(order=True, alike=False),
     "awq": forms.awq(),
     "gptq": forms.gptq(),
     "gptq asymmetric": forms.gptq(symmetric=False),
@@ -48,7 +49,7 @@ def test_a_gguf_has_the_bits_of_one_rank(tmp_path: Path, cache: str, kind: str) 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("form", ["awq", "gptq", "fp8 blocks"])
+@pytest.mark.parametrize("form", ["awq", "gptq", "gptq desc_act apart", "fp8 blocks"])
 def test_quantized_experts_have_the_bits_of_one_rank(tmp_path: Path, cache: str, form: str) -> None:
     coded, _ = forms.write(forms.experts_base(tmp_path / "base"), tmp_path, FORMS[form])
     for share in SHARES:

@@ -26,18 +26,17 @@ from baton.engine.backends.ranks.memory import RanksStruct, show_pages
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.sequence import SequenceState
 from baton.kernels.abi import native
 from baton.kernels.collective import oracle
 from baton.kernels.collective.native import Collective, RankIsLost, group_at, group_bytes
+from baton.kv.layout.extents import part_bytes, scatter
 from baton.protos.errors import ConfigError, RankLost, StartupError
-from baton.protos.nouns import AdapterLimits, EngineRequest, Extent, Sampling
+from baton.protos.nouns import AdapterLimits, Extent, Sampling
 from baton.tls.identity import Identity
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import wait_for
 from tests.engine.adapters.adapter_files import EVERYWHERE, EXPERTS, MIXTRAL, write
 from tests.engine.adapters.test_equality import hold
-from tests.engine.backends.ranks.far_threads import on_hosts, require_only_own_parts
 from tests.engine.backends.ranks.other_host import children, other_host, serving_agent
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.backends.ranks.threads import SharedDriver
@@ -55,6 +54,7 @@ DEALT = [
     ("mixtral", "tp2+pp2", 4, 2), ("olmo2", "tp", 4, 3), ("gpt_oss", "pp", 2, 2), ("phi3_long", "tp", 3, 3),
     ("deepseek_v3", "tp2+pp2", 4, 2), ("deepseek_v2", "pp", 2, 2),
     ("granite_hybrid", "tp3+pp2", 6, 3), ("qwen3_5", "pp", 2, 2), ("bamba", "pp", 3, 3), ("qwen3_next", "tp", 2, 2),
+    ("gemma3n", "pp", 3, 3), ("gemma3n", "tp2+pp2", 4, 4), ("gemma3n", "tp", 2, 2), ("gemma3n", "cp", 2, 2),
     ("llama3", "tp2+pp2", 4, 4), ("qwen3_moe", "pp", 2, 2), ("olmo2", "pp", 3, 3), ("gemma3", "tp2+pp2", 4, 3),
 ]  # fmt: skip
 FORMS = [{"quantization": "int4", "kv_cache_dtype": "int8"}, {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}]
@@ -79,38 +79,20 @@ def test_narrow_kv_of_another_hosts_heads_has_the_bits_of_one_rank(
         same_bits(make(tmp_path / "model", "qwen2_mixed"), 2, share, hosts=2, cache_dir=cache, **fields)
 
 
-@pytest.mark.parametrize("share", [later("tp"), "pp"])
-def test_another_host_gets_of_what_a_handoff_wrote_on_the_leads_host_the_part_that_it_reads(
-    tmp_path: Path, share: str
-) -> None:
-    model = str(make(tmp_path, "qwen2"))
-    alone = load_runner(EngineConfig(model, threads=1))
-    widths = {share: 2}
-    far = EngineConfig(model, threads=1, rank_bound_s=60.0, rank_hosts=("elsewhere:1",), **widths)
-    one, runner = SharedDriver(alone, 16), on_hosts(alone.spec, far)
-    try:
-        many, prompt = SharedDriver(runner, 16), list(range(3, 48))
-        for begin in (0, 5):  # the second prompt lands in the first one's pages
-            pages = one._free[-4:][::-1]
-            wanted = one.answer([prompt[begin:]], GREEDY)[0]
-            many.memory.view()[:] = one.memory.view()
-            assert continued(many, 10 + begin, prompt[begin:], pages) == wanted
-        require_only_own_parts(runner)
-    finally:
-        runner.leave()
-
-
-def continued(driver: SharedDriver, seq: int, prompt: list[int], pages: list[int]) -> list[int]:
-    """The answer to a prompt of which all but the last token lies in ``pages`` already."""
-    spec = driver.runner.spec
-    request = EngineRequest(str(seq), tuple(prompt), len(prompt), GREEDY, 0, "")
-    sequence = SequenceState(seq, request, spec.eos_token_ids, spec.max_model_len, None)
-    sequence.computed = len(prompt) - 1
-    driver._states[seq] = None, [], []
-    while not sequence.finish_reason:
-        for found in driver._step({seq: (sequence, pages)}):
-            sequence.append(found.token_id, found.logprobs)
-    return sequence.tokens[len(prompt) :]
+def require_brought_back(runner: RankRunner, driver: SharedDriver) -> None:
+    """Asserts that what only another host's processes have of pages comes to the lead's when they are whole."""
+    held, size, whole = runner._held, runner.spec.layout.page_bytes, bytes(driver.memory.view())
+    assert held is not None
+    part = held._missed[1]
+    if not part:
+        return  # the lead's pages have all
+    pages = [at for at in range(16) if any(whole[at * size : (at + 1) * size])]
+    for page in pages:
+        scatter(memoryview(bytes(part_bytes(part))), driver.memory.page(page), part)
+    held.landed(99, pages, range(len(pages)))
+    assert bytes(driver.memory.view()) != whole
+    held.make_whole(pages)
+    assert bytes(driver.memory.view()) == whole
 
 
 class FarGroup:
@@ -313,6 +295,8 @@ def test_a_worker_of_two_hosts_answers_as_one_and_ends_when_the_other_hosts_rank
         assert isinstance(runner, RankRunner)
         try:
             driver = SharedDriver(runner, 16)
+            assert driver.answer(PROMPTS, GREEDY) == alone
+            require_brought_back(runner, driver)
             assert driver.answer(PROMPTS, GREEDY) == alone
             runner.watch(lambda error: (told.append(error), heard.set()))
             session = children(agent)[0]

@@ -37,7 +37,13 @@ WIDTHS = [
     ("starcoder2", 2), ("nemotron_h", 2), ("llama4", 2), ("hunyuan_dense", 4), ("hunyuan_moe", 2), ("glm4", 3),
     ("glm", 2), ("ernie4_5", 2), ("cohere", 2), ("ministral3", 4), ("jamba", 2),
     ("granite", 2), ("smollm3", 2), ("exaone4", 2), ("ministral", 4), ("seed_oss", 2), ("gemma", 2), ("olmoe", 2),
-    ("qwen3_5_moe", 2), ("granite_dense", 2),
+    ("qwen3_5_moe", 2), ("granite_dense", 2), ("minimax_m2", 4), ("ernie4_5_moe", 2), ("glm4_moe_lite", 2),
+    ("gemma3n", 2), ("gemma3n", 3), ("gemma3n", 4), ("cohere2", 2), ("deepseek_v3", 2), ("glm4", 2),
+    ("hunyuan_dense", 2), ("minimax_m2", 2), ("ministral", 2), ("ministral3", 2), ("mistral", 2), ("mixtral", 2),
+    ("olmo2", 2), ("cohere", 3), ("ernie4_5", 3), ("ernie4_5_moe", 3), ("exaone4", 3), ("gemma", 3), ("glm", 3),
+    ("glm4_moe", 3), ("glm4_moe_lite", 3), ("gpt_oss", 3), ("granite", 3), ("hunyuan_moe", 3), ("llama4", 3),
+    ("olmo3", 3), ("olmoe", 3), ("phimoe", 3), ("qwen2_moe", 3), ("seed_oss", 3),
+    ("smollm3", 3), ("starcoder2", 3),
 ]  # fmt: skip
 ROWS = [
     ("llama4", 2),
@@ -46,9 +52,12 @@ ROWS = [
     ("phimoe", 2), ("starcoder2", 3), ("cohere2", 2), ("hunyuan_dense", 2), ("cohere", 2), ("ernie4_5", 3),
     ("exaone4", 2), ("gemma", 2), ("glm", 2), ("glm4", 2), ("glm4_moe", 2), ("granite", 3), ("hunyuan_moe", 2),
     ("ministral", 2), ("ministral3", 2), ("olmo3", 2), ("olmoe", 2), ("qwen2_moe", 2), ("seed_oss", 2),
-    ("smollm3", 2),
+    ("smollm3", 2), ("minimax_m2", 2), ("ernie4_5_moe", 2),
+    ("gemma3n", 2), ("gemma3n", 3), ("ernie4_5", 2), ("granite", 2), ("llama2", 2), ("mistral", 2), ("phi3", 2),
+    ("qwen3_moe", 2), ("starcoder2", 2),
 ]  # fmt: skip
 LAYERS = [
+    ("gemma3n", 3),
     ("starcoder2", 2), ("jamba", 2),
     ("gemma2", 2), ("qwen3_next", 2), ("deepseek_v2", 2), ("qwen3_moe", 2), ("olmo2", 3), ("bamba", 2),
     ("qwen3_5", 2), ("granite_hybrid", 2), ("glm4_moe", 2), ("llama3", 2),
@@ -57,7 +66,8 @@ LAYERS = [
     ("phimoe", 2), ("cohere2", 3), ("llama4", 2), ("nemotron_h", 2), ("cohere", 2), ("deepseek_v3", 2),
     ("ernie4_5", 2), ("exaone4", 2), ("gemma", 2), ("glm", 2), ("glm4", 2), ("granite", 2), ("hunyuan_dense", 2),
     ("hunyuan_moe", 2), ("ministral", 2), ("ministral3", 2), ("olmo3", 2), ("olmoe", 2), ("qwen2_moe", 2),
-    ("qwen3_5_moe", 2), ("seed_oss", 2), ("smollm3", 2),
+    ("qwen3_5_moe", 2), ("seed_oss", 2), ("smollm3", 2), ("minimax_m2", 2), ("ernie4_5_moe", 2),
+    ("glm4_moe_lite", 2), ("cohere2", 2), ("gemma3n", 2), ("olmo2", 2),
 ]  # fmt: skip
 DEALT = [
     ("qwen3_moe", "ep", 3), ("gpt_oss", "ep", 2), ("qwen2_mixed", "tp+pp", 2), ("mixtral", "ep", 2),
@@ -73,12 +83,25 @@ DEALT = [
     ("glm4_moe", "tp+pp", 2), ("granite", "tp+pp", 2), ("hunyuan_dense", "tp+pp", 2), ("hunyuan_moe", "tp+pp", 2),
     ("llama4", "tp+pp", 2), ("ministral", "tp+pp", 2), ("ministral3", "tp+pp", 2), ("nemotron_h", "tp+pp", 2),
     ("olmo3", "tp+pp", 2), ("olmoe", "tp+pp", 2), ("qwen2_moe", "tp+pp", 2), ("qwen3_5_moe", "tp+pp", 2),
-    ("qwen3_5", "tp+pp", 2), ("seed_oss", "tp+pp", 2), ("smollm3", "tp+pp", 2),
+    ("qwen3_5", "tp+pp", 2), ("seed_oss", "tp+pp", 2), ("smollm3", "tp+pp", 2), ("minimax_m2", "ep", 3),
+    ("ernie4_5_moe", "ep", 2), ("glm4_moe_lite", "tp+ep", 2), ("minimax_m2", "tp+pp", 2),
+    ("ernie4_5_moe", "tp+pp", 2), ("glm4_moe_lite", "tp+pp", 2),
+    ("gemma3n", "tp+pp", 2), ("gemma3n", "tp2+pp3", 6), ("glm4_moe", "ep", 2), ("minimax_m2", "ep", 2),
+    ("qwen3_moe", "ep", 2), ("granite_hybrid", "tp+pp", 2), ("mistral", "tp+pp", 2), ("mixtral", "tp+pp", 2),
+    ("qwen3", "tp+pp", 2),
 ]  # fmt: skip
+# Recurrent layers with as many heads as ranks.
+WIDER: list[tuple[str, int, dict[str, int]]] = [
+    ("bamba", 4, {"mamba_n_groups": 4}),
+    ("nemotron_h", 4, {"n_groups": 4}),
+    ("qwen3_5_moe", 3, {"linear_num_key_heads": 3, "linear_num_value_heads": 6}),
+    ("qwen3_next", 3, {"linear_num_key_heads": 3, "linear_num_value_heads": 6}),
+]
 OWN_WINDOWS = [
     ("gemma3", "tp", 2, 1), ("gpt_oss", "pp", 2, 1), ("gpt_oss", "tp+ep", 2, 2), ("gemma3", "cp", 3, 1),
-    ("gemma3", "tp2+pp2", 4, 2), ("gpt_oss", "ep", 2, 1), ("olmo3", "tp", 2, 1),
+    ("gemma3", "tp2+pp2", 4, 2), ("gpt_oss", "ep", 2, 1), ("olmo3", "tp", 2, 1), ("gemma3n", "tp2+pp2", 4, 2),
 ]  # fmt: skip
+FAMILIES = list({str(fields["model_type"]): kind for kind, fields in (KINDS | SMALL).items()}.values())
 FORMS: list[dict[str, Any]] = [
     {"quantization": "int8"},
     {"quantization": "int4", "kv_cache_dtype": "int8"},
@@ -92,12 +115,19 @@ def test_answers_logprobs_and_pages_are_those_of_one_rank(tmp_path: Path, kind: 
     same_bits(make(tmp_path, kind), count)
 
 
+@pytest.mark.parametrize(("kind", "count", "changes"), first_now(WIDER, 0), ids=str)
+def test_recurrent_layers_dealt_among_more_ranks_have_the_bits_of_one(
+    tmp_path: Path, kind: str, count: int, changes: dict[str, int]
+) -> None:
+    same_bits(make(tmp_path, kind, **changes), count)
+
+
 @pytest.mark.parametrize(("kind", "count"), first_now(ROWS, 3), ids=lambda value: str(value))
 def test_rows_dealt_among_ranks_have_the_bits_of_one(tmp_path: Path, kind: str, count: int) -> None:
     same_bits(make(tmp_path, kind), count, "cp", chunk=170)
 
 
-@pytest.mark.parametrize(("kind", "count"), first_now(LAYERS, 4), ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "count"), first_now(LAYERS, 5), ids=lambda value: str(value))
 def test_layers_dealt_among_ranks_have_the_bits_of_one(tmp_path: Path, kind: str, count: int) -> None:
     same_bits(make(tmp_path, kind), count, "pp", chunk=170)
 
@@ -146,8 +176,26 @@ def test_rounded_weights_and_narrow_kv_keep_their_bits(
         same_bits(make(tmp_path / "model", kind), 2, share, cache_dir=str(tmp_path / "cache"), **fields)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("kind", first_now(FAMILIES, 0))
+def test_rounded_weights_of_every_architecture_keep_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, quantization: str
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
+    same_bits(make(tmp_path / "model", kind), 2, cache_dir=str(tmp_path / "cache"), quantization=quantization)
+
+
+@pytest.mark.parametrize("fields", first_now(FORMS, 0), ids=str)
+def test_several_residual_streams_beside_rounded_weights_keep_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
+    for share in ("tp", "cp", "pp", "tp+pp"):
+        same_bits(make(tmp_path / "model", "gemma3n"), 2, share, cache_dir=str(tmp_path / "cache"), **fields)
+
+
 def test_a_context_that_rope_is_extended_for_has_the_same_factors_on_ranks(tmp_path: Path) -> None:
-    same_bits(make(tmp_path, "phi3_long"), 2, max_model_len=1800)  # the original context is 1,000
+    same_bits(make(tmp_path, "phi3_long"), 2, max_model_len=1024)  # the original context is 1,000
 
 
 def test_latents_that_would_be_dealt_by_rows_are_refused_with_what_works() -> None:
@@ -159,11 +207,12 @@ def test_latents_that_would_be_dealt_by_rows_are_refused_with_what_works() -> No
 @pytest.mark.parametrize(
     ("widths", "held"),
     [
-        (Widths(tp=2), [kind for kind, _ in WIDTHS]),
-        (Widths(cp=2), [kind for kind, _ in ROWS]),
-        (Widths(pp=2), [kind for kind, _ in LAYERS]),
-        (Widths(ep=2), [kind for kind, share, _ in DEALT if share == "ep"]),
-        (Widths(tp=2, pp=2), [kind for kind, share, _ in DEALT if "tp" in share and "pp" in share]),
+        (Widths(tp=2), [kind for kind, count in WIDTHS if count == 2]),
+        (Widths(tp=4), [kind for kind, count, *_ in (*WIDTHS, *WIDER) if count in (3, 4)]),
+        (Widths(cp=2), [kind for kind, count in ROWS if count == 2]),
+        (Widths(pp=2), [kind for kind, count in LAYERS if count == 2]),
+        (Widths(ep=2), [kind for kind, share, count in DEALT if (share, count) == ("ep", 2)]),
+        (Widths(tp=2, pp=2), [kind for kind, share, count in DEALT if (share, count) == ("tp+pp", 2)]),
     ],
     ids=str,
 )

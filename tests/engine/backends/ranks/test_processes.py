@@ -65,8 +65,7 @@ def test_processes_answer_as_one_does_cost_as_much_and_leave_when_told(
         assert SharedDriver(runner, 16).answer(PROMPTS, GREEDY) == alone
         assert one.work is not None
         assert runner.work is not None
-        costs = "token_flops", "sample_flops", "pair_flops", "context_bytes", "step_bytes"
-        for cost in costs:
+        for cost in ("token_flops", "sample_flops", "pair_flops", "context_bytes", "step_bytes"):
             assert getattr(runner.work, cost) == pytest.approx(getattr(one.work, cost))
 
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
+from baton.engine.abilities import adapters_of
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import adapters_of
 from baton.engine.steps.expert_load import ExpertMeter
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError, RankLost

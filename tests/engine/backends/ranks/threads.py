@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 
+from baton.engine.abilities import Ranks, ranks_of
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.ranks.load import LoadedRank, RankNotes, load_rank, numbers_of
 from baton.engine.backends.ranks.memory import HEAR, SharedMemory, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
-from baton.engine.plan import ModelSpec, Ranks, Runner, ranks_of
+from baton.engine.plan import ModelSpec, Runner
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import RankLost
 from tests.conformance.drive import Driver

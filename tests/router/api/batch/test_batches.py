@@ -65,6 +65,15 @@ class Bench:
         return [json.loads(line) for line in content.text.splitlines()]
 
 
+@pytest.mark.parametrize("metadata", [{"a" * 65: "b"}, {"a": "b" * 513}, {str(n): "" for n in range(17)}])
+async def test_metadata_is_as_small_as_openai_has_it(bench, metadata: dict[str, str]) -> None:
+    file = await bench.openai.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="metadata"):
+        await bench.openai.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", metadata=metadata
+        )
+
+
 class Full(AccessGate):
     """Says that the rate is used up, some times over."""
 

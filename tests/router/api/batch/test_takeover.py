@@ -18,7 +18,8 @@ from baton.cluster.batch_nouns import BatchJob, JobClaimLost, ListPage, StoredFi
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
-from baton.protos.errors import Unavailable, WorkerLost
+from baton.protos.errors import QuotaExceeded, Unavailable, WorkerLost
+from baton.router.access.caller import CALLER
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import AT_ONCE, BatchLane
 from baton.router.text.catalog import ModelCatalog
@@ -166,6 +167,69 @@ async def test_a_job_whose_entry_the_store_lost_meanwhile_ends_with_the_counts_o
     assert len((await bench.store.content(job.output_file)).splitlines()) == 4
     assert len((await bench.store.content(job.error_file)).splitlines()) == 1
     assert await bench.store.open_jobs() == []
+
+
+async def test_a_line_whose_answer_cannot_be_written_fails_alone_and_once(bench, monkeypatch) -> None:
+    asked: Counter[str] = Counter()
+
+    async def answer(service, line, request_id):
+        asked[line.custom_id] += 1
+        return {"custom_id": line.custom_id, "body": "\ud83d" if line.custom_id == "r1" else "x"}, True
+
+    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    await bench.submit(3)
+    async with bench.lane("router").running():
+        job, lines = await bench.ended()
+    assert (job.status, job.completed, job.failed, lines) == ("completed", 2, 1, ["r0", "r2"])
+    assert set(asked.values()) == {1}
+
+
+async def test_a_tenant_whose_rate_is_used_up_holds_up_nobody_elses_job(bench, monkeypatch) -> None:
+    used_up = asyncio.Event()
+
+    async def answer(service, line, request_id):
+        if CALLER.get().asked_id.startswith(JOB.id):
+            used_up.set()
+            raise QuotaExceeded("the key's rate is used up", retry_after_s=1000.0)
+        return {"custom_id": line.custom_id}, True
+
+    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    monkeypatch.setattr(batch_lane, "MOST_PAUSE_S", 1000.0)
+    await bench.submit(40)
+    async with bench.lane("router").running():
+        await used_up.wait()
+        other = msgspec.structs.replace(JOB, id="batch_2", tenant="other", total=40)
+        await bench.store.put(other, is_open=True)
+        async with asyncio.timeout(200):
+            while not (job := await bench.store.job(other.id)).ended:
+                await asyncio.sleep(0.02)
+    assert (job.status, job.completed) == ("completed", 40)
+
+
+async def test_a_tenants_jobs_go_one_after_the_other(bench, monkeypatch) -> None:
+    order: list[str] = []
+
+    async def answer(service, line, request_id):
+        order.append(CALLER.get().asked_id.partition(":")[0])
+        await asyncio.sleep(0.001)
+        return {"custom_id": line.custom_id}, True
+
+    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    await bench.submit(20)
+    await bench.store.put(msgspec.structs.replace(JOB, id="batch_2", total=20), is_open=True)
+    async with bench.lane("router").running(), asyncio.timeout(200):
+        while await bench.store.open_jobs():
+            await asyncio.sleep(0.02)
+    assert len(order) == 40
+    assert len({*order[:20]}) == len({*order[20:]}) == 1
+
+
+async def test_a_cancelled_job_ends_also_while_others_wait_for_workers(bench, monkeypatch) -> None:
+    await bench.submit(5)
+    await bench.store.request_cancel(JOB.id)
+    async with BatchLane(bench.service, bench.store, "router", lambda: 1).running():
+        job, lines = await bench.ended()
+    assert (job.status, lines) == ("cancelled", [])
 
 
 async def test_a_line_waits_longer_each_time_for_workers_that_are_gone(bench, monkeypatch) -> None:

@@ -69,7 +69,7 @@ async def test_a_prompt_is_cut_and_a_turn_goes_on_as_over_rest(stub, fake, token
         assert next(iter(bad)) in refused.value.details()
 
 
-async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(stub) -> None:
+async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(stub, fake) -> None:
     request = pb.GenerateRequest(text="x", sampling=GREEDY, n=2, request_id="mine")
     chunks = [chunk async for chunk in stub.GenerateStream(request)]
     for index in (0, 1):
@@ -79,6 +79,7 @@ async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(stub) -> None
     assert chunks[-1].usage.completion_tokens > 0
     assert not any(chunk.HasField("usage") for chunk in chunks[:-1])
     assert {chunk.request_id for chunk in chunks} == {"mine"}
+    assert fake.requests[-1].context.asked_id == "mine"  # by which ``explain`` finds it
 
 
 async def test_logprobs_and_stop_strings_work(stub, fake) -> None:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from baton.protos.errors import InvalidRequest
 from baton.protos.v1 import open_inference_pb2 as pb
 from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
-from baton.router.api.open_inference.tensors import DTYPES, Tensor, packed, unpacked
+from baton.router.api.large import MAX_NUMBERS
+from baton.router.api.open_inference.tensors import DTYPES, Tensor, body_of, packed, unpacked
 
 CLIENT = Path(__file__).with_name("triton_client.py")
 SAID = "The quick brown fox jumps"
@@ -120,6 +121,49 @@ async def test_a_grpc_refusal_has_its_status(router) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as missing:
         await stub.ModelMetadata(pb.ModelMetadataRequest(name="huge"))
     assert missing.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def infer_request(stream: bool) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="tiny")
+    for name, datatype in (("text_input", "BYTES"), ("stream", "BOOL")):
+        request.inputs.add(name=name, datatype=datatype, shape=[1])
+    request.inputs[0].contents.bytes_contents.append(b"x")
+    request.inputs[1].contents.bool_contents.append(stream)
+    request.parameters["max_tokens"].int64_param = 5
+    request.parameters["temperature"].double_param = 0.0
+    return request
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_streaming_call_answers_at_once_if_the_request_declines_pieces(router, stream: bool) -> None:
+    stub = pb_grpc.GRPCInferenceServiceStub(router.channel)
+    found = [each.infer_response async for each in stub.ModelStreamInfer(iter([infer_request(stream)]))]
+    assert [each.parameters["triton_final_response"].bool_param for each in found[-1:]] == [True]
+    assert (len(found) > 1) == stream
+    if not stream:
+        assert unpacked("text_output", "BYTES", found[0].raw_output_contents[0]) == [SAID.encode()]
+
+
+async def test_a_call_with_one_answer_refuses_to_stream(router) -> None:
+    stub = pb_grpc.GRPCInferenceServiceStub(router.channel)
+    with pytest.raises(grpc.aio.AioRpcError, match="use ModelStreamInfer"):
+        await stub.ModelInfer(infer_request(stream=True))
+
+
+def test_parameters_of_many_values_are_refused_before_they_are_read() -> None:
+    heavy = '{"x":[' + "[]," * 400_000 + "[]]}"
+    given = [
+        Tensor("text_input", "BYTES", [1], [b"a"]),
+        Tensor("sampling_parameters", "BYTES", [1], [heavy.encode()]),
+    ]
+    with pytest.raises(InvalidRequest, match="at most 24576") as refused:
+        body_of("tiny", given, {}, False)
+    assert refused.value.param == "sampling_parameters"
+
+
+def test_values_of_a_tensor_are_counted_before_they_are_all_read() -> None:
+    with pytest.raises(InvalidRequest, match=f"text_input has {MAX_NUMBERS + 1} entries"):
+        unpacked("text_input", "BYTES", bytes(8 << 20))
 
 
 @given(st.lists(st.binary(max_size=9), max_size=5))

@@ -99,6 +99,11 @@ class CardRanksRunner(StepRunner):
         """Returns (): the lead's host sends whole pages."""
         return ()
 
+    @property
+    def receivers(self) -> tuple[HostSender, ...]:
+        """Returns (): the lead's host receives whole pages."""
+        return ()
+
     def watch(self, lost: Callable[[RankLost], None]) -> None:
         """Calls ``lost`` if another rank's process ends unexpectedly; a step in progress then raises RankLost."""
         self._followers.watch(self._memory.meeting, lost)

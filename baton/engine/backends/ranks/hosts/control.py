@@ -38,6 +38,7 @@ MOST_PORT = 65535  # the highest TCP port
 RETRY_S = 0.5  # between two tries to reach a host
 KEY_FIELD = "worker.rank_key_file"
 LEAD, HOST = b"lead", b"host"
+AT_ONCE = "ended the connection at once: it is no `baton ranks`, or has too many connections"
 
 Message = TypeVar("Message")
 
@@ -141,8 +142,7 @@ def dial(address: str, key: bytes, field: str, wait_s: float = 0.0, identity: Id
         raise ConfigError(f"{field}: {address!r} is not host:port", field)
     sock = _reached(host.strip("[]"), int(port), field, time.monotonic() + wait_s)
     try:
-        notice_dead_peers(sock)
-        here, there = str(sock.getsockname()[0]), str(sock.getpeername()[0])
+        here, there = _ends(sock, address, field)
         if identity is None:
             require_key(key, there)
         else:
@@ -152,6 +152,15 @@ def dial(address: str, key: bytes, field: str, wait_s: float = 0.0, identity: Id
     except BaseException:
         sock.close()
         raise
+
+
+def _ends(sock: socket.socket, address: str, field: str) -> tuple[str, str]:
+    """Returns the IP addresses of this end of a connection and of the other. Raises StartupError if it ended."""
+    try:
+        notice_dead_peers(sock)
+        return str(sock.getsockname()[0]), str(sock.getpeername()[0])
+    except OSError as error:
+        raise StartupError(f"{field}: {address} {AT_ONCE} ({error})", field) from None
 
 
 def _secured(sock: socket.socket, identity: Identity, address: str, field: str) -> TlsSocket:
@@ -206,7 +215,7 @@ def _silence(sock: socket.socket, said: bytes) -> str:
         return "refuses this worker's certificate, and its log says why: it takes those of a worker"
     if said.startswith(ALERT_BEGIN):
         return "speaks TLS, and this worker doesn't: set [tls] here, with a certificate of the same CA"
-    return "ended the connection at once: it is no `baton ranks`, or has too many connections"
+    return AT_ONCE
 
 
 def _proof(key: bytes, role: bytes, asked: bytes) -> bytes:

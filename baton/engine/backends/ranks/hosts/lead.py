@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 
@@ -29,7 +29,7 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostShare,
     HostStart,
 )
-from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
+from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read, parts_received
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.link_plan import LinkPlan
 from baton.engine.config import EngineConfig
@@ -110,6 +110,7 @@ class LeadHosts:
         self._lost: Callable[[RankLost], None] | None = None
         self._found: RankLost | None = None
         self.senders: tuple[HostSender, ...] = ()  # which host sends what of a KV page; () if the lead's sends all
+        self.receivers: tuple[HostSender, ...] = ()  # which host receives what; () if the lead's receives all
         self._lock = threading.Lock()
         self._done = Queue[RemoteHost]()
         self._meeting = 0
@@ -139,28 +140,33 @@ class LeadHosts:
         """Has all hosts make memory like ``mapped``, the lead's, and connects all ranks, ``followers`` on this host
         among them; returns the lead's connections. Raises StartupError.
 
-        Hosts that have a part of their own of each page of ``layout`` get a KV sender: ``senders``.
+        Hosts that have a part of their own of each page of ``layout``, or read one, get a process that sends it, or
+        receives it: ``senders`` and ``receivers``.
         """
         self._meeting = mapped.memory
         self._server = server = LinkServer(self._all[0].control.here, self._identity)
         plan, config = self._plan(server), self._config
         parts = () if layout is None else parts_of_hosts(program, config.widths, config.hosts, layout)
+        reads = () if layout is None else parts_received(program, config.widths, config.hosts, layout)
         server.start(plan, 0, mapped)
         for host in self._all:
-            sends = bool(parts and parts[host.number])
-            host.tell(HostShare(mapped.memory_bytes, mapped.page_bytes, plan, sends))
+            ships = bool(parts and parts[host.number]) or bool(reads)
+            host.tell(HostShare(mapped.memory_bytes, mapped.page_bytes, plan, ships))
         memory = mapped.memory, mapped.pages
         links = self._links = Links(plan, 0, *memory, config.rank_bound_s, self._identity)
         followers.link(plan)
         ports = [host.await_done() for host in self._all]
-        if parts:
-            others = zip(self._all, ports, parts[1:], strict=True)
-            far = [HostSender(_address(host, port), plan.token, part) for host, port, part in others if part]
-            self.senders = HostSender("", b"", parts[0]), *far
+        self.senders, self.receivers = (self._shipping(each, ports, plan.token) for each in (parts, reads))
         server.await_all()
         for host in self._all:
             threading.Thread(target=self._hear, args=(host,), name="rank host", daemon=True).start()
         return links
+
+    def _shipping(self, parts: Sequence[Part], ports: Sequence[int], token: bytes) -> tuple[HostSender, ...]:
+        """Returns the hosts that send or receive ``parts``, the lead's first; () if there are none."""
+        others = zip(self._all, ports, parts[1:], strict=bool(parts))
+        far = [HostSender(_address(host, port), token, part, host.address) for host, port, part in others if part]
+        return (HostSender("", b"", parts[0]), *far) if parts else ()
 
     def parts_read(self, program: Program, layout: KvLayout) -> tuple[Part, ...]:
         """Returns the part of a page of ``layout`` that each host's ranks read, the lead's host first."""

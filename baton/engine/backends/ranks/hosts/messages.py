@@ -45,7 +45,7 @@ class LeadBuild(msgspec.Struct, frozen=True):
 class HostShare(msgspec.Struct, frozen=True, tag=True):
     """Tells a host to make shared memory and KV pages of these sizes in bytes, and to connect its ranks.
 
-    ``sends`` asks it to send KV out of its pages too.
+    ``sends`` asks for a process that sends KV out of its pages, and receives into them.
     """
 
     memory: int

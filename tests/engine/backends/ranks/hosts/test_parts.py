@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from baton.engine.backends.ranks.hosts.layout import ranks_on
-from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
+from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read, parts_received
 from baton.engine.models import architectures
 from baton.engine.program.ops import PagedAttention
 from baton.engine.program.shares import Widths
-from baton.kv.layout.extents import Heads, Part, part_bytes, part_of, require_whole, scatter
+from baton.kv.layout.extents import Heads, Part, part_bytes, part_of, require_whole, scatter, without
 from baton.kv.layout.page import in_pages_of, layout_for
-from baton.kv.layout.tables import by_window
+from baton.kv.layout.tables import by_window, layers_of_page
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Extent
 from tests.engine.test_models import program
@@ -72,11 +72,12 @@ def test_all_parts_are_the_page_of_every_architecture_or_the_lead_sends_all(mode
     for widths, hosts in WIDTHS:
         with suppress(ConfigError):  # of widths that this model can't have
             widths.require(found)
-            parts = parts_of_hosts(found, widths, hosts, layout)
-            if parts:
-                assert len(parts) == hosts
-                assert parts[0], "the lead's host takes part"
-                require_whole(tuple(filter(None, parts)), layout.page_bytes)
+            for each in {layout, by_window(layout) if tokens == 16 else layout}:
+                parts = parts_of_hosts(found, widths, hosts, each)
+                if parts:
+                    assert len(parts) == hosts
+                    assert parts[0], "the lead's host takes part"
+                    require_whole(tuple(filter(None, parts)), each.page_bytes)
 
 
 @pytest.mark.parametrize(
@@ -95,21 +96,27 @@ def test_a_host_reads_the_heads_of_its_ranks_or_all_where_ranks_share_rows(
     assert parts_read(LLAMA, widths, hosts, LAYOUT) == tuple(part_of(LAYOUT, each) for each in read)
 
 
+@pytest.mark.parametrize("own_windows", [False, True])
 @pytest.mark.parametrize("model_type", architectures())
-def test_a_host_reads_all_that_it_writes_of_every_architecture(model_type: str) -> None:
+def test_a_host_reads_all_that_it_writes_of_every_architecture(model_type: str, own_windows: bool) -> None:
     found = program(model_type)
     layout = layout_for("int8", found.groups)
+    if own_windows and (layout := by_window(layout)) == layout_for("int8", found.groups):
+        return
+    layers = layers_of_page(layout)
     for widths, hosts in WIDTHS:
         with suppress(ConfigError):  # of widths that this model can't have
             widths.require(found)
             sent, read = (parts(found, widths, hosts, layout) for parts in (parts_of_hosts, parts_read))
             assert len(read) == hosts
+            assert not without((Extent(0, layout.page_bytes, 0, 1),), read, layout.page_bytes), "each byte is read"
             for host, part in enumerate(sent):
                 assert covered(part, layout.page_bytes) <= covered(read[host], layout.page_bytes)
             for host in range(hosts):
                 for rank in ranks_on(widths.count, hosts, host):
                     share = widths.share(found, rank)
-                    of = {op.layer: share.own_kv for op in share.program.ops if isinstance(op, PagedAttention)}
+                    attended = (op for op in share.program.ops if isinstance(op, PagedAttention))
+                    of = {op.layer % layers: share.own_kv for op in attended}
                     wanted = covered(part_of(layout, of), layout.page_bytes)
                     assert wanted <= covered(read[host], layout.page_bytes)
 
@@ -132,15 +139,48 @@ def test_where_one_host_has_all_its_lead_sends_whole_pages(model_type: str, widt
     assert parts_of_hosts(found, widths, min(2, widths.count), layout) == ()
 
 
-def test_states_pages_of_windows_and_shards_are_the_leads_to_send() -> None:
-    mixed = program("gpt_oss", num_hidden_layers=4)
+@pytest.mark.parametrize("layers", [4, 5])
+def test_pages_of_windows_are_divided_where_a_host_has_the_same_of_all_layers(layers: int) -> None:
+    mixed = program("gpt_oss", num_hidden_layers=layers)
     windowed = by_window(layout_for("float32", mixed.groups))
     assert windowed.windows
-    assert parts_of_hosts(mixed, Widths(tp=2), 2, windowed) == ()
-    whole = (Extent(0, windowed.page_bytes, 0, 1),)
-    assert parts_read(mixed, Widths(tp=2), 2, windowed) == (whole, whole)
-    hybrid = program("qwen3_next")
+    each, whole = range(layers_of_page(windowed)), (Extent(0, windowed.page_bytes, 0, 1),)
+    halves = tuple(part_of(windowed, dict.fromkeys(each, own)) for own in ((0, 1), (1, 2)))
+    assert parts_of_hosts(mixed, Widths(tp=2), 2, windowed) == halves
+    assert parts_received(mixed, Widths(tp=2), 2, windowed) == halves
+    for stages in (Widths(pp=2), Widths(tp=2, pp=2)):
+        if layers == 4:  # one layer of each kind in each stage
+            own = tuple(part_of(windowed, {layer: (0, 2)}) for layer in each)
+            assert parts_of_hosts(mixed, stages, 2, windowed) == own
+            assert parts_received(mixed, stages, 2, windowed) == own
+        else:
+            assert parts_of_hosts(mixed, stages, 2, windowed) == (), "a stage's layers are others in each table"
+            assert parts_received(mixed, stages, 2, windowed) == (whole, whole)
+    deeper = program("gpt_oss", num_hidden_layers=8)  # a stage of 2, which has the same of both, and two of 3
+    pages = by_window(layout_for("float32", deeper.groups))
+    assert parts_received(deeper, Widths(pp=3), 3, pages) == ((Extent(0, pages.page_bytes, 0, 1),),) * 3
+    dealt = parts_of_hosts(mixed, Widths(cp=2), 2, windowed)
+    assert [part_bytes(part) for part in dealt] == [windowed.page_bytes // 2] * 2
+    assert parts_received(mixed, Widths(ep=2), 2, windowed) == (whole, whole)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "bamba", "nemotron_h", "jamba", "granitemoehybrid"])
+def test_pages_beside_states_are_divided_unless_a_host_reads_none(model_type: str) -> None:
+    hybrid = program(model_type)
     kept = msgspec.structs.replace(layout_for("float32", hybrid.groups), states=hybrid.states)
-    assert parts_of_hosts(hybrid, Widths(tp=2), 2, kept) == ()
+    for widths, hosts in WIDTHS:
+        with suppress(ConfigError):  # of widths that this model can't have
+            widths.require(hybrid)
+            sent, come = (parts(hybrid, widths, hosts, kept) for parts in (parts_of_hosts, parts_received))
+            assert all(come)
+            if come:
+                assert set.union(*(covered(part, kept.page_bytes) for part in come)) == set(range(kept.page_bytes))
+            if sent:
+                assert come, "what is lent for sending is brought back where it is read"
+                require_whole(tuple(filter(None, sent)), kept.page_bytes)
+    assert parts_received(hybrid, Widths(tp=2), 2, kept)
+
+
+def test_shards_are_the_leads_to_send() -> None:
     shard = msgspec.structs.replace(LAYOUT, shard_rank=1, shard_count=2)
     assert parts_of_hosts(LLAMA, Widths(tp=2), 2, shard) == ()

@@ -1,7 +1,9 @@
 """The process that has a worker's ranks on another host: it ends with its lead, and obeys its own build alone."""
 
 import os
+import select
 import socket
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from baton.engine.backends.ranks.hosts import control
 from baton.engine.backends.ranks.hosts.control import NONCE, SAID, answer_to_lead, dial
 from baton.engine.backends.ranks.hosts.greeting import Greeter
 from baton.engine.backends.ranks.hosts.lead import LeadHosts
@@ -90,6 +93,27 @@ def refused(address: str) -> bool:
     except StartupError:
         return True
     return False
+
+
+def test_a_connection_that_was_reset_as_it_was_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+
+        def reset_at_once(*to: object) -> socket.socket:
+            sock = socket.create_connection(("127.0.0.1", port))
+            at_host, _ = listener.accept()
+            at_host.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            at_host.close()
+            watch = select.poll()
+            watch.register(sock, 0)  # POLLHUP is told unasked
+            assert watch.poll(60_000)
+            return sock
+
+        monkeypatch.setattr(control, "_reached", reset_at_once)
+        with pytest.raises(StartupError, match=r"worker.rank_hosts: 127.* ended the connection at once"):
+            dial(f"127.0.0.1:{port}", b"", "worker.rank_hosts")
 
 
 def test_a_lead_waits_for_a_host_that_comes_later() -> None:

@@ -1,0 +1,81 @@
+"""Lets batch jobs of several tenants go on side by side in one router.
+
+Knows nothing of lines' contents or of the store. Each tenant has one job under way, so that a long job, or one
+whose key has used up its rate, holds up nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
+
+MOST_JOBS = 64  # under way in a router
+MOST_BYTES = 256 << 20  # of their input files, which are held while they are worked on; one job may be larger
+
+
+class LinePlace:
+    """Holds a line's two places while it is answered: one of its job's, one of the router's."""
+
+    def __init__(self, of_job: asyncio.Semaphore, of_router: asyncio.Semaphore) -> None:
+        self._of_job, self._of_router = of_job, of_router
+        self._held: list[asyncio.Semaphore] = []
+
+    async def take(self) -> None:
+        """Waits until both places are there."""
+        for place in (self._of_job, self._of_router):
+            await place.acquire()
+            self._held.append(place)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleeps; meanwhile lines of other jobs may have the router's place."""
+        self._held.remove(self._of_router)
+        self._of_router.release()
+        await asyncio.sleep(seconds)
+        await self._of_router.acquire()
+        self._held.append(self._of_router)
+
+    def free(self) -> None:
+        """Gives back what is held. Idempotent."""
+        while self._held:
+            self._held.pop().release()
+
+
+class JobsUnderWay:
+    """Keeps which jobs are worked on: one per tenant, MOST_JOBS and MOST_BYTES in all."""
+
+    def __init__(self, work: Callable[[str], Coroutine[None, None, None]]) -> None:
+        self._work = work
+        self._serial = itertools.count(1)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._known: dict[str, tuple[str, int]] = {}
+        self._begun: dict[str, int] = {}  # when it was last worked on: one that fails is behind its tenant's others
+
+    async def look(self, open_jobs: list[str], describe: Callable[[str], Awaitable[tuple[str, int]]]) -> None:
+        """Begins those of ``open_jobs`` that may begin now; ``describe`` returns a job's tenant and the bytes of
+        its input, and is asked once per job.
+        """
+        self._tasks = {job_id: task for job_id, task in self._tasks.items() if not task.done()}
+        self._known = {
+            job_id: found for job_id, found in self._known.items() if job_id in {*open_jobs, *self._tasks}
+        }
+        self._begun = {job_id: at for job_id, at in self._begun.items() if job_id in self._known}
+        for job_id in sorted(open_jobs, key=lambda job_id: self._begun.get(job_id, 0)):
+            if job_id in self._tasks:
+                continue
+            if job_id not in self._known:
+                self._known[job_id] = await describe(job_id)
+            if self._may_begin(*self._known[job_id]):
+                self._begun[job_id] = next(self._serial)
+                self._tasks[job_id] = asyncio.create_task(self._work(job_id), name=f"batch {job_id}")
+
+    def _may_begin(self, tenant: str, size: int) -> bool:
+        under_way = [self._known[job_id] for job_id in self._tasks]
+        if any(each == tenant for each, _ in under_way):
+            return False
+        held = sum(each for _, each in under_way)
+        return not under_way or (len(under_way) < MOST_JOBS and held + size <= MOST_BYTES)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Returns the tasks of the jobs under way."""
+        return list(self._tasks.values())

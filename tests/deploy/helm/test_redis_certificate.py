@@ -1,0 +1,78 @@
+"""The chart's Redis takes up a renewed certificate without a restart; its own command runs here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from baton.launch.ports import free_ports
+from tests.deploy.helm.charts import one, render
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("redis-cli") is None or shutil.which("redis-server") is None, reason="no redis-cli here"
+)
+MOUNT = "/etc/baton/tls"
+
+
+def certs(command: str, folder: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "baton", "certs", command, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+
+
+def mounted(made: Path, mount: Path) -> None:
+    """Puts the router's certificate where the pod has Redis's; the names in it don't matter here."""
+    for source, name in (("ca.crt", "ca.crt"), ("router.key", "tls.key"), ("router.crt", "tls.crt")):
+        shutil.copy(made / source, mount / name)
+
+
+def shown(port: int, mount: Path) -> bytes:
+    """The certificate that Redis shows; b"" while it can't be reached."""
+    context = ssl.create_default_context(cafile=str(mount / "ca.crt"))
+    context.check_hostname = False
+    context.load_cert_chain(mount / "tls.crt", mount / "tls.key")
+    try:
+        with socket.create_connection(("127.0.0.1", port), 5) as raw, context.wrap_socket(raw) as found:
+            return found.getpeercert(binary_form=True) or b""
+    except OSError:
+        return b""
+
+
+def test_redis_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) -> None:
+    made, mount, data = (tmp_path / name for name in ("made", "tls", "data"))
+    mount.mkdir()
+    data.mkdir()
+    certs("make", made)
+    mounted(made, mount)
+    values = {"tls": {"mode": "secret", "existingSecrets": {role: role for role in ("router", "worker", "redis")}}}
+    [container] = one(render(values), "StatefulSet", "demo-baton-redis")["spec"]["template"]["spec"]["containers"]
+    [port] = free_ports(1)
+    script = container["args"][0].replace(MOUNT, str(mount)).replace("/data", str(data))
+    script = script.replace("-p 6379", f"-p {port}").replace("--tls-port 6379", f"--tls-port {port}")
+    script = script.replace("'* -::*'", "127.0.0.1")
+    env = os.environ | {"REDIS_PASSWORD": "x", "REDISCLI_AUTH": "x", "RENEWED_EVERY_S": "0.2"}
+    process = subprocess.Popen([*container["command"], script], env=env, start_new_session=True)
+    try:
+        until, first = time.monotonic() + 60, b""
+        while not first and time.monotonic() < until:
+            first = shown(port, mount)
+            time.sleep(0.1)
+        certs("renew", made)
+        mounted(made, mount)
+        while (now := shown(port, mount)) in (b"", first) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert first
+        assert now not in (b"", first), "it still shows the certificate of its start"
+        assert process.poll() is None
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
