@@ -19,7 +19,8 @@ from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.decode_worker.io.receiver_orders import Ping
 from baton.kv.layout.bridge import bridge
 from baton.kv.layout.extents import Part, common, gather, part_bytes, part_of, scatter
-from baton.kv.layout.page import layout_for
+from baton.kv.layout.page import in_pages_of, layout_for
+from baton.kv.layout.repaging import Repaging
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import control, frames
 from baton.kv.wire.frames import Frame, Kind
@@ -27,7 +28,7 @@ from baton.prefill_worker.io.divided_handoff import DividedHandoff, OwnHost, Rec
 from baton.prefill_worker.io.handoff import Handoff
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.prefill_worker.io.wire_plan import WirePlan
-from baton.protos.channel import BlocksReceived, Commit, HostSender, ReceiveClosed, ReceiveOpened
+from baton.protos.channel import BlocksReceived, Commit, HostSender, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError, WorkerLost
 from baton.protos.nouns import Extent, WorkerInfo
 from baton.tls.rpc import PLAIN, Dialer
@@ -191,6 +192,24 @@ async def test_pages_of_another_dtype_are_converted_and_each_host_gets_its_part(
             return WirePlan(LAYOUT, bridge(theirs, LAYOUT), tuple(c.hashes))
 
         own = OwnHost(TWO[0], lambda to: Handoff(c.way, memory, sender, to, clock), plan)
+        await sent(DividedHandoff(own, (), to, Receivers(c._receivers, c._takes_parts)), c)
+        c.require_parts()
+
+
+@pytest.mark.parametrize("reads", [TWO, HALVES], ids=["stages", "heads"])
+async def test_blocks_of_another_size_are_regrouped_and_each_host_gets_its_part(reads: list[Part]) -> None:
+    ours = in_pages_of(LAYOUT, 32)
+    async with hosts(ONE, reads) as (c, _):
+        memory = PageMemory.create(-(-BLOCKS // 2), ours.page_bytes)
+        memory.view()[: len(c.bytes)] = c.bytes
+        c.blocks = [ShipBlock(at, at, bytes([99]) * 32, 32) for at in range(memory.pages)]
+        sender, to = Sender("p0", "m", "f", ours), Destination("d0", LEASE, 1, "r", memory.pages, 16)
+        clock = asyncio.get_running_loop().time
+
+        async def plan() -> WirePlan:
+            return WirePlan(LAYOUT, bridge(ours, LAYOUT), tuple(c.hashes), Repaging(ours, LAYOUT, 16 * BLOCKS))
+
+        own = OwnHost((), lambda to: Handoff(c.way, memory, sender, to, clock), plan)
         await sent(DividedHandoff(own, (), to, Receivers(c._receivers, c._takes_parts)), c)
         c.require_parts()
 

@@ -191,8 +191,7 @@ class DividedHandoff:
                     there = self._begun(self._hosts[number - 1].handoff(to, parts[number], divided))
                     far.append(partial(there.run, shard))
                 else:
-                    part = msgspec.structs.replace(wire, part=parts[0], shard=shard, receivers=divided)
-                    yield partial(self._begun(self._own.handoff(to)).run, part)
+                    yield partial(self._begun(self._own.handoff(to)).run, wire.to_host(parts[0], shard, divided))
         yield from far
 
     def _begun(self, handoff: AnyHandoff) -> AnyHandoff:

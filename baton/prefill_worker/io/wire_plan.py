@@ -5,6 +5,8 @@ Knows nothing of streams or frames.
 
 from __future__ import annotations
 
+import copy
+
 import msgspec
 
 from baton.kv.layout.bridge import Bridge
@@ -30,6 +32,13 @@ class WirePlan(msgspec.Struct, frozen=True):
     part: Part = ()  # of each page, as the receiver has it, that goes to this host from here; () for all of it
     shard: tuple[int, int] | None = None  # this host's number and the count of hosts that send; None: the layout's
     receivers: int = 0  # hosts of the receiver's ranks that get a part of every page each; 0: this one gets all
+
+    def to_host(self, part: Part, shard: tuple[int, int], receivers: int) -> WirePlan:
+        """Returns this plan for one of several streams, which brings ``part`` of each page: with a ``paging`` of its
+        own, because that counts what was sent.
+        """
+        own = copy.deepcopy(self.paging)
+        return msgspec.structs.replace(self, paging=own, part=part, shard=shard, receivers=receivers)
 
     @property
     def plain(self) -> bool:
