@@ -34,7 +34,7 @@ class WirePlan(msgspec.Struct, frozen=True):
     receivers: int = 0  # hosts of the receiver's ranks that get a part of every page each; 0: this one gets all
 
     def to_host(self, part: Part, shard: tuple[int, int], receivers: int) -> WirePlan:
-        """Returns this plan for one of several streams, which brings ``part`` of each page: with a ``paging`` of its
+        """Returns this plan for one of several streams, which brings ``part`` of each page; its ``paging`` is its
         own, because that counts what was sent.
         """
         own = copy.deepcopy(self.paging)
