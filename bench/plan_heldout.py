@@ -53,7 +53,7 @@ def held_out(trace: Trace, profile: str, workers: int, slo: Slo) -> HeldOut:
     chosen = chosen_of(sweep(workers, ClusterScenario(settings, costs, costs, first), slo)[0])
     unseen = ClusterScenario(settings, costs, costs, second)
     judged = [simulate(at_ratio(unseen, p, workers - p), slo) for p in range(workers)]
-    best = max(judged, key=lambda r: r.score.goodput)
+    best = max(judged, key=lambda r: r.score.good)
     ours = next(r for r in judged if r.prefill == chosen.prefill)
     return HeldOut(
         trace.source,
@@ -61,7 +61,7 @@ def held_out(trace: Trace, profile: str, workers: int, slo: Slo) -> HeldOut:
         (chosen.prefill, chosen.decode),
         (best.prefill, best.decode),
         {r.name: r.score.goodput for r in judged},
-        1 - ours.score.goodput / best.score.goodput if best.score.goodput else 0.0,
+        1 - ours.score.good / best.score.good if best.score.good else 0.0,
     )
 
 

@@ -110,7 +110,7 @@ def spend(
     planned: Callable[[WorkerCosts, int], Plan],
     hypothetical: bool = False,
 ) -> tuple[Plan, tuple[WidthOutcome, ...]]:
-    """Returns the plan with the most goodput among ``profiles`` within the budget, and the outcome of each profile.
+    """Returns the plan with the most good requests among ``profiles`` within the budget, and each one's outcome.
 
     ``planned(costs, workers)`` makes one plan. ``hypothetical``: plan also workers that Baton's engine can't run.
     Raises ConfigError if none is possible.
@@ -139,4 +139,4 @@ def spend(
         tried.append(WidthOutcome(profile, workers, found.chosen.name, score.goodput, score.attainment))
     if not plans:
         raise ConfigError("; ".join(f"{t.profile}: {t.reason}" for t in tried), "workers")
-    return max(plans, key=lambda p: p.chosen.score.goodput), tuple(tried)
+    return max(plans, key=lambda p: p.chosen.score.good), tuple(tried)

@@ -13,11 +13,10 @@ import msgspec
 from baton.cost.money import per_million
 from baton.planner.chart_values import chart_values
 from baton.planner.reach import Headroom, headroom, least_sufficient
-from baton.planner.score import Score, Slo, by_class, is_good, score
+from baton.planner.score import Score, Slo, by_class, is_good, score, span
 from baton.planner.simulator.cluster import ClusterScenario
 from baton.planner.simulator.flight import Flight
 from baton.planner.sweep import Flights, RatioOutcome, Sweep, at_ratio
-from baton.planner.traces.trace import Trace
 
 SECONDS_PER_HOUR = 3600.0  # seconds
 MATTERS = 0.01  # attainments that lie closer are decided by latency
@@ -87,8 +86,7 @@ def plan(
     ``flights`` are the sweep's simulated requests by (prefill, decode); ``scenario`` is what was swept; ``want`` is
     the attainment asked for (0 to 1); ``classes`` maps names to most prompt tokens.
     """
-    trace = scenario.trace
-    verdicts = _verdicts(found, flights, trace, slo, classes)
+    verdicts = _verdicts(found, flights, slo, classes)
     chosen = chosen_of(found)
     own = at_ratio(scenario, chosen.prefill, chosen.decode)
     accelerators = chosen.prefill * own.prefill.accelerators + chosen.decode * own.decode.accelerators
@@ -108,7 +106,6 @@ def plan(
         price=_price(
             served,
             slo,
-            trace,
             (chosen.prefill * own.prefill.accelerators, chosen.decode * own.decode.accelerators),
             price_per_accelerator_hour,
         ),
@@ -129,14 +126,12 @@ def _better(split: Score, colocated: Score) -> bool:
     return split.latency.mean < colocated.latency.mean
 
 
-def _verdicts(
-    found: Sweep, flights: Flights, trace: Trace, slo: Slo, classes: Mapping[str, int]
-) -> tuple[ClassVerdict, ...]:
-    best, workers = found.best, found.colocated.decode
-    split = by_class(flights[best.prefill, best.decode], classes)
-    together = by_class(flights[0, workers], classes)
+def _verdicts(found: Sweep, flights: Flights, slo: Slo, classes: Mapping[str, int]) -> tuple[ClassVerdict, ...]:
+    on_split, on_colocated = flights[found.best.prefill, found.best.decode], flights[0, found.colocated.decode]
+    split, together = by_class(on_split, classes), by_class(on_colocated, classes)
+    each, other = span(on_split), span(on_colocated)
     return tuple(
-        _verdict(name, score(split[name], slo, trace.duration), score(together[name], slo, trace.duration))
+        _verdict(name, score(split[name], slo, each), score(together[name], slo, other))
         for name in classes
         if split[name]
     )
@@ -155,12 +150,12 @@ def _verdict(name: str, split: Score, colocated: Score) -> ClassVerdict:
 
 
 def _price(
-    flights: Sequence[Flight], slo: Slo, trace: Trace, accelerators: tuple[int, int], per_hour: float | None
+    flights: Sequence[Flight], slo: Slo, accelerators: tuple[int, int], per_hour: float | None
 ) -> Price | None:
-    """``accelerators``: of prefill and of decode workers; what they cost while the trace lasts."""
+    """``accelerators``: of prefill and of decode workers; what they cost until the last answer ends."""
     if per_hour is None:
         return None
-    prefill, decode = (per_hour * count * trace.duration / SECONDS_PER_HOUR for count in accelerators)
+    prefill, decode = (per_hour * count * span(flights) / SECONDS_PER_HOUR for count in accelerators)
     served = [f for f in flights if not f.refused]
     each = per_million(prefill, decode, *_tokens(served))
     good = per_million(prefill, decode, *_tokens([f for f in served if is_good(f, slo)]))
@@ -183,9 +178,12 @@ def _missed(scenario: ClusterScenario, chosen: RatioOutcome, slo: Slo, want: flo
 def _advice(found: Sweep, chosen: RatioOutcome, room: Headroom | None) -> list[str]:
     low, high = found.plateau
     workers = found.colocated.decode
-    lines = [f"plateau {low}P{workers - low}D to {high}P{workers - high}D: within 2% of the best goodput"]
+    lines = [
+        f"plateau {low}P{workers - low}D to {high}P{workers - high}D: at most 2% fewer good requests than the best"
+    ]
     lines += [
-        f"cliff ({c.side}) at {c.prefill}P{c.decode}D, {c.lost:.1%} less goodput: {c.reason}" for c in found.cliffs
+        f"cliff ({c.side}) at {c.prefill}P{c.decode}D, {c.lost:.1%} fewer good requests: {c.reason}"
+        for c in found.cliffs
     ]
     return [*lines, f"what would change the answer: {_turning_point(chosen, room)}"]
 

@@ -29,7 +29,7 @@ class Score(msgspec.Struct, frozen=True):
     refused: int
     one_token: int  # answers of one token, without TPOT
     attainment: float  # share of good requests
-    goodput: float  # good requests per second
+    goodput: float  # good requests per second of the run, which lasts until its last answer ends
     late_first: float  # share with a late first token
     late_tokens: float  # share with a TPOT over the SLO
     ttft: Distribution
@@ -52,8 +52,19 @@ def is_good(flight: Flight, slo: Slo) -> bool:
     return not flight.refused and ttft(flight) <= slo.ttft_s and tpot(flight) <= slo.tpot_s
 
 
-def score(flights: Sequence[Flight], slo: Slo, duration: float) -> Score:
-    """Returns the score of a finished run over a trace of ``duration`` seconds."""
+def span(flights: Sequence[Flight]) -> float:
+    """Returns the seconds that a finished run lasted: from its first arrival to its last one, or to the end of its
+    last answer where that is later; 0 for no requests.
+    """
+    if not flights:
+        return 0.0
+    return max(max(f.arrival, f.last_token) for f in flights) - min(f.arrival for f in flights)
+
+
+def score(flights: Sequence[Flight], slo: Slo, seconds: float) -> Score:
+    """Returns the score of these requests of a finished run that lasted ``seconds`` (``span`` of all its
+    requests).
+    """
     served = [f for f in flights if not f.refused]
     good, count = sum(is_good(f, slo) for f in flights), max(1, len(flights))
     return Score(
@@ -62,7 +73,7 @@ def score(flights: Sequence[Flight], slo: Slo, duration: float) -> Score:
         refused=len(flights) - len(served),
         one_token=sum(f.outputs == 1 for f in served),
         attainment=good / count,
-        goodput=good / duration if duration else 0.0,
+        goodput=good / seconds if seconds else 0.0,
         late_first=sum(ttft(f) > slo.ttft_s for f in served) / count,
         late_tokens=sum(tpot(f) > slo.tpot_s for f in served) / count,
         ttft=distribution([ttft(f) for f in served]),

@@ -13,14 +13,13 @@ from functools import partial
 import msgspec
 
 from baton.planner.processes import each
-from baton.planner.score import Score, Slo, is_good, score
+from baton.planner.score import Score, Slo, is_good, score, span
 from baton.planner.simulator.cluster import ClusterScenario, ClusterSim
 from baton.planner.simulator.flight import Flight
-from baton.planner.traces.trace import Trace
 from baton.protos.errors import ConfigError
 
-PLATEAU = 0.02  # ratios whose goodput is within this share of the best one's
-ALIKE = 0.01  # share by which goodputs may differ and count as alike
+PLATEAU = 0.02  # share of the best ratio's good requests that a ratio on its plateau may have fewer
+ALIKE = 0.01  # share by which numbers of good requests may differ and count as alike
 FULL = 0.85  # beyond it, somebody waits
 RESAMPLES = 400  # bootstrap resamples
 WORTH_PROCESSES = 2_000  # requests simulated in all from which on processes pay: one takes half a second to start
@@ -61,7 +60,7 @@ class RatioOutcome(msgspec.Struct, frozen=True):
 
 class Cliff(msgspec.Struct, frozen=True):
     """Describes the first ratio beside the plateau: on which side ("few prefill", "few decode"), its goodput, the
-    share ``lost``, and why.
+    share ``lost`` of good requests, and why.
     """
 
     side: str
@@ -99,17 +98,16 @@ def simulate(scenario: ClusterScenario, slo: Slo) -> RatioOutcome:
 def _run(scenario: ClusterScenario, slo: Slo) -> tuple[RatioOutcome, list[Flight]]:
     sim = ClusterSim(scenario)
     sim.run()
-    duration = max(scenario.trace.duration, 1e-9)
-    end = max(duration, *(f.last_token for f in sim.flights))
+    lasted = max(span(sim.flights), 1e-9)
     readers = [p.node for p in sim.prefills.values()]
     writers = [d.node for d in sim.decodes.values()]
     asked = sum(f.prompt for f in sim.flights if not f.refused)
     found = RatioOutcome(
         len(sim.prefills),
         len(sim.decodes),
-        score(sim.flights, slo, duration),
-        sum(n.busy for n in readers) / end / max(1, len(readers)),
-        sum(n.busy for n in writers) / end / len(writers),
+        score(sim.flights, slo, lasted),
+        sum(n.busy for n in readers) / lasted / max(1, len(readers)),
+        sum(n.busy for n in writers) / lasted / len(writers),
         sum(n.preemptions for n in writers),
         sum(f.cached for f in sim.flights if not f.refused) / max(1, asked),
         sum(sim.pages_leased) / max(1, len(sim.pages_leased)),
@@ -147,7 +145,7 @@ def sweep(
     colocated, split = ratios[0], tuple(ratios[1:])
     best = best_of(split)
     rng = random.Random(scenario.settings.seed)
-    interval, goodputs = _bootstrap(split, flights, best, slo, scenario.trace, window_s, rng)
+    interval, goodputs = _bootstrap(split, flights, best, slo, window_s, rng)
     plateau = plateau_of(split, best)
     cliffs = tuple(_cliffs(split, plateau, best))
     return Sweep(split, colocated, best, plateau, cliffs, interval, goodputs), flights
@@ -168,17 +166,21 @@ def at_ratio(scenario: ClusterScenario, prefill: int, decode: int) -> ClusterSce
 
 
 def best_of(ratios: Sequence[RatioOutcome]) -> RatioOutcome:
-    """Returns, among the ratios within ALIKE of the highest goodput, the one with the lowest mean latency."""
-    most = max(r.score.goodput for r in ratios)
-    alike = [r for r in ratios if r.score.goodput >= (1 - ALIKE) * most]
+    """Returns, among the ratios within ALIKE of the most good requests, the one with the lowest mean latency.
+
+    Ratios served the same requests, so their good ones are counted: one slow answer at the end of a run changes
+    its goodput, but not how well the others were served.
+    """
+    most = max(r.score.good for r in ratios)
+    alike = [r for r in ratios if r.score.good >= (1 - ALIKE) * most]
     return min(alike, key=lambda r: r.score.latency.mean)
 
 
 def plateau_of(ratios: Sequence[RatioOutcome], best: RatioOutcome) -> tuple[int, int]:
-    """Returns the fewest and most prefill workers of the ratios around ``best``, without a gap, whose goodput is at
-    most PLATEAU (a share) less.
+    """Returns the fewest and most prefill workers of the ratios around ``best``, without a gap, that have at
+    most PLATEAU (a share) fewer good requests.
     """
-    good = {r.prefill for r in ratios if r.score.goodput >= (1 - PLATEAU) * best.score.goodput}
+    good = {r.prefill for r in ratios if r.score.good >= (1 - PLATEAU) * best.score.good}
     low = high = best.prefill
     while low - 1 in good:
         low -= 1
@@ -193,7 +195,7 @@ def _cliffs(ratios: Sequence[RatioOutcome], plateau: tuple[int, int], best: Rati
     for side, beyond in (("few prefill", plateau[0] - 1), ("few decode", plateau[1] + 1)):
         over = by_prefill.get(beyond)
         if over is not None:
-            lost = 1 - over.score.goodput / best.score.goodput if best.score.goodput else 0.0
+            lost = 1 - over.score.good / best.score.good if best.score.good else 0.0
             found.append(Cliff(side, over.prefill, over.decode, over.score.goodput, lost, miss_reason(over)))
     return found
 
@@ -231,20 +233,20 @@ def _bootstrap(
     flights: Flights,
     best: RatioOutcome,
     slo: Slo,
-    trace: Trace,
     window_s: float,
     rng: random.Random,
 ) -> tuple[tuple[int, int], tuple[float, float]]:
     """Windows of the trace drawn again and again: which ratio would have been best, and how good the best one."""
     seen = {r.prefill: _by_window(flights[r.prefill, r.decode], slo, window_s) for r in ratios}
     windows = max(len(w) for w in seen.values())
+    lasted = max(span(flights[best.prefill, best.decode]), 1e-9)
     winners, goodputs = [], []
     for _ in range(RESAMPLES):
         drawn = [rng.randrange(windows) for _ in range(windows)]
         sums = {p: (sum(w[i][0] for i in drawn), sum(w[i][1] for i in drawn)) for p, w in seen.items()}
         most = max(good for good, _ in sums.values())
         winners.append(min((late, p) for p, (good, late) in sums.items() if good >= (1 - ALIKE) * most)[1])
-        goodputs.append(sums[best.prefill][0] / max(trace.duration, window_s))
+        goodputs.append(sums[best.prefill][0] / lasted)
     low, high = _middle(sorted(winners))
     return (int(low), int(high)), _middle(sorted(goodputs))
 

@@ -67,12 +67,12 @@ def test_widths_replace_the_profiles_own_and_are_of_roofline_profiles_alone() ->
             of_widths(profile, widths)
 
 
-def test_the_width_with_the_most_goodput_is_planned_and_the_others_say_what_they_came_to() -> None:
+def test_the_width_with_the_most_good_requests_is_planned_and_the_others_say_what_they_came_to() -> None:
     found, tried = spend(Budget(accelerators=16), of_widths(PROFILE, [1, 2, 4, 16]), planned, hypothetical=True)
     assert [t.workers for t in tried] == [0, 8, 4, 1]
     assert "doesn't fit" in tried[0].reason
     assert "buys 1" in tried[3].reason
-    assert found.chosen.score.goodput == max(t.goodput for t in tried)
+    assert found.chosen.score.attainment == max(t.attainment for t in tried)
     assert found.chosen.name in {t.ratio for t in tried}
 
 

@@ -11,7 +11,8 @@ from baton.console.main import app
 from baton.planner.costs.worker import worker_costs
 from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo, by_class, is_good
-from baton.planner.simulator.cluster import ClusterScenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
+from baton.planner.simulator.flight import Flight
 from baton.planner.sweep import Flights, Sweep, at_ratio, miss_reason, simulate, sweep
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
@@ -74,13 +75,14 @@ def test_too_few_prefill_workers_are_a_cliff_that_is_explained(found: tuple[Swee
     assert "first token late" in cliff.reason
 
 
-def test_a_plan_says_which_ratio_and_what_it_costs(made: Plan, trace: Trace) -> None:
+def test_a_plan_says_which_ratio_and_what_it_costs(made: Plan, found: tuple[Sweep, Flights], trace: Trace) -> None:
     assert made.accelerators == 72
     assert {v.name for v in made.classes} <= set(CLASSES)
     assert sum(v.requests for v in made.classes) == len(trace.requests)
     assert made.price is not None
     assert made.price.per_hour == 144.0
-    spent, chosen = 144.0 * trace.duration / 3600, made.chosen
+    chosen = made.chosen
+    spent = 144.0 * max(f.last_token for f in found[1][chosen.prefill, chosen.decode]) / 3600
     read, written = (sum(getattr(r, name) for r in trace.requests) for name in ("input_length", "output_length"))
     assert made.price.per_million == pytest.approx(spent / (read + written) * 1e6)
     share = chosen.prefill / (chosen.prefill + chosen.decode)  # input tokens pay for prefill workers alone
@@ -179,3 +181,32 @@ def test_colocated_workers_are_not_said_to_wait_for_prefill_workers(made: Plan) 
     said = miss_reason(msgspec.structs.replace(made.sweep.colocated, score=late, decode_busy=0.9))
     assert "prefill" not in said
     assert "in steps 90% of the time" in said
+
+
+def test_a_burst_has_no_more_goodput_than_its_cluster_answers(found: tuple[Sweep, Flights], trace: Trace) -> None:
+    """A trace that arrives 200 times as fast is over in half a second; its answers take as long as they take."""
+    slo = Slo(1e6, 1e6)  # all are good, so that only the time counts
+    calm, burst = (simulate(at_ratio(nine(t), 7, 2), slo).score for t in (trace, trace.faster(200)))
+    assert calm.good == burst.good == len(trace.requests)
+    ended = max(f.last_token for f in simulated(at_ratio(nine(trace.faster(200)), 7, 2)))
+    assert burst.goodput == pytest.approx(len(trace.requests) / ended)
+    assert burst.goodput < 3 * calm.goodput
+
+
+def test_what_a_burst_costs_is_what_the_cluster_costs_until_its_last_answer_ends(trace: Trace) -> None:
+    burst = trace.faster(200)
+    swept, flights = sweep(2, nine(burst), Slo(1e6, 1e6), window_s=10.0)
+    made = plan(swept, flights, nine(burst), Slo(1e6, 1e6), 0.5, CLASSES, price_per_accelerator_hour=2.0)
+    assert made.price is not None
+    assert made.price.per_million is not None
+    tokens = sum(r.input_length + r.output_length for r in burst.requests)
+    ended = max(f.last_token for f in flights[made.chosen.prefill, made.chosen.decode])
+    assert made.price.per_million == pytest.approx(made.price.per_hour * ended / 3600 / tokens * 1e6)
+    least, most = swept.goodput_interval
+    assert least <= swept.best.score.goodput <= most
+
+
+def simulated(scenario: ClusterScenario) -> list[Flight]:
+    sim = ClusterSim(scenario)
+    sim.run()
+    return sim.flights
