@@ -83,6 +83,9 @@ class PageResidency:
                 self._records[item.seq] = LastRun(self._now, item.pages, list(item.pages[: _blocks(end)]), end)
         _drop_oldest(self._records)
 
+    def ended(self) -> None:
+        """Does nothing, because the host keeps every page."""
+
     def opened(self, pages: Sequence[int]) -> None:
         """Records that a handoff may write ``pages`` until their lease ends, so that other sequences' copies become
         invalid.

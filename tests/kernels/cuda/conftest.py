@@ -41,7 +41,7 @@ QUICK = {  # beginnings of test names, by file
     "test_long_chunks": ("test_long_and_short",),
     "test_lora": ("test_the_cpus_suite_holds_on_the_shim[parts", "test_a_rows_bits"),
     "test_megakernel": ("test_a_batch_of_more_rows", "test_no_access_of_shared_memory_races"),
-    "test_on_demand": ("test_pages_that_others",),
+    "test_on_demand": ("test_pages_that_others", "test_what_a_step_brings"),
     "test_paged_attention": ("test_narrow_heads_of_bfloat16_are_too[(1, 1, 8)]",),
     "test_prefill": ("test_bfloat16_rows_in_and_out", "test_a_row_has_the_same_bits_alone"),
     "test_prompt_attention": ("test_long_chunks_are_the_float64_oracles[bfloat16-(6, 2, 32)]",),

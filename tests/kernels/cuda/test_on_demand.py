@@ -141,6 +141,22 @@ def test_pages_that_others_wrote_come_over_once_and_their_copies_go(rigs: list[R
     assert demand.runner.counts()["admitted"] == 3 + 2
 
 
+def test_what_a_step_brings_stays_on_the_host_while_it_runs(rigs: list[Rig]) -> None:
+    demand = rigs[1]
+    page, before = 3, demand.host[3].copy()
+    demand.mirror.taken([page])
+    demand.mirror.opened([page])
+    steps_ahead = demand.runner.async_steps
+    assert steps_ahead is not None
+    steps_ahead.submit(StepPlan((SequenceStep(0, [5], 16, [page, 4]),)))
+    steps_ahead.submit(StepPlan((SequenceStep(0, [6], 17, [page, 4]),)))
+    assert demand.mirror.copies == 1
+    assert (demand.host[page] == before).all()
+    steps_ahead.collect()
+    assert demand.mirror.copies == 0
+    steps_ahead.collect()
+
+
 def test_the_log_says_where_kv_is(device: CudaLibrary, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "baton.engine")
     Rig(device, 1).runner.close()

@@ -7,6 +7,9 @@ Knows nothing of sequences or of who reads a page. A page's bytes are current on
     CARD   a step or a handoff wrote the card's page
     BOTH   it was copied, one way or the other, and nobody wrote it since
 
+What a step brings to the card may be read on the host until that step has ended, because CUDA lets copies of memory
+that isn't pinned go on behind their call.
+
 The host's memory is sparse: a page takes some once it is written there. What the card has as well, and what no
 lease has any more, is kept only while somebody reads it, and beyond that as long as all copies together stay within
 a limit. Whoever asks for more has to heed ``copies_left``.
@@ -44,6 +47,7 @@ class DemandPages:
         self._in_memory: set[int] = set()  # pages of the host that take memory
         self._readers: Counter[int] = Counter()
         self._spare: dict[int, None] = {}  # pages that take the host's memory without need, the oldest first
+        self._brought: deque[Sequence[int]] = deque()  # by steps that ran and haven't ended: the card may read them
         self._changed: deque[set[int]] = deque(maxlen=UNDER_WAY)  # pages that the card's last steps may change
         # By sequence its table, and how many blocks of it the card has. They stay there while the sequence has the
         # pages, because others write pages only between a lease and its first step.
@@ -79,11 +83,13 @@ class DemandPages:
         return (item.pages[block] for block in range(first, _blocks(item.start)) if block not in gap)
 
     def ran(self, items: Sequence[SequenceStep], brought: Sequence[int]) -> None:
-        """Records that the step of ``items`` is done, before which the pages ``brought`` were copied to the
-        card.
+        """Records that the step of ``items`` was begun, before which the pages ``brought`` are copied to the card.
+        What comes behind it there sees its writes; its end is ``ended``.
         """
         self._current[brought] = BOTH
         self._in_memory.update(brought)
+        self._readers.update(brought)
+        self._brought.append(brought)
         written = [page for item in items for page in _written(item)]
         self._current[written] = CARD
         for item in items:
@@ -91,8 +97,11 @@ class DemandPages:
             self._known[item.seq] = item.pages, _blocks(item.start + item.trunk)
         while len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
-        self._settle(brought)
         self._settle(written)
+
+    def ended(self) -> None:
+        """Records that the oldest step that ``ran`` and hasn't ended has ended, also if it failed."""
+        self.let_go(self._brought.popleft())
 
     def failed(self) -> None:
         """Records that one of the last steps failed. They can only have written their own tokens' KV, which nobody

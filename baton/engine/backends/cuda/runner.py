@@ -278,8 +278,11 @@ class CudaRunner(StepRunner):
         """Waits for the oldest step that was begun and not finished, which is that of ``batch``, and fills in its
         tokens and logits. Raises BatonError.
         """
-        with self._failing():
-            self._device.call("session_end_fetch", self._session, batch.choices.ctypes.data, len(batch.choices))
+        try:
+            with self._failing():
+                self._device.call("session_end_fetch", self._session, batch.choices.ctypes.data, len(batch.choices))
+        finally:
+            self._resident.ended()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

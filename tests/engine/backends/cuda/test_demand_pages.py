@@ -104,6 +104,7 @@ class World:
             now.values += new if works else []
         if works:
             self.pages.ran(items, brought)
+            self.pages.ended()
         else:
             self.pages.failed()
 
@@ -244,7 +245,29 @@ def test_what_came_to_the_host_goes_once_the_card_has_it() -> None:
     assert pages.missing([step]) == [4, 6]
     assert pages.copies == 2
     pages.ran([step], [4, 6])
+    pages.ended()
     assert (sorted(dropped), pages.copies) == ([4, 6], 0)
+
+
+def test_what_a_step_brings_stays_on_the_host_until_that_step_has_ended() -> None:
+    pages, _, dropped = pages_of(0)
+    pages.taken([4, 6])
+    pages.opened([4])
+    for start in (16, 17):  # the second is planned while the first one runs
+        step = item(1, start, [4, 6])
+        pages.ran([step], pages.missing([step]))
+    other = item(2, 16, [5, 7])
+    pages.opened([5])
+    assert (dropped, pages.copies) == ([], 2), "its copy to the card may go on behind the call that began it"
+    pages.ended()
+    assert dropped == [4]
+    pages.ran([other], pages.missing([other]))
+    pages.ended()
+    assert dropped == [4]
+    pages.failed()  # of the step that brought page 5: it is brought again
+    pages.ended()
+    assert (dropped, pages.copies_left) == ([4], -1)
+    assert pages.missing([other]) == [5]
 
 
 def test_what_came_to_the_host_goes_once_nobody_has_it_any_more() -> None:
