@@ -20,6 +20,7 @@ from baton.protos.errors import ConfigError
 
 MOST = 1024  # workers of a role, because a typing error shall not ask for a million
 BY_CONFIG = "config"
+PLACER_TTL_MS = 5_000  # how long a process that places workers counts as here; it says so with each look
 
 
 class ScaleRequest(msgspec.Struct, frozen=True):
@@ -38,6 +39,20 @@ class ScaleRequest(msgspec.Struct, frozen=True):
 def key(namespace: str) -> str:
     """Returns the Redis key of the namespace's scale request."""
     return f"{{{namespace}}}:scale"
+
+
+def _placer_key(namespace: str) -> str:
+    return f"{key(namespace)}:placer"
+
+
+async def announce_placer(redis: Redis, namespace: str) -> None:
+    """Says that a process follows the namespace's numbers of workers, for PLACER_TTL_MS."""
+    await redis.set(_placer_key(namespace), b"1", px=PLACER_TTL_MS)
+
+
+async def has_placer(redis: Redis, namespace: str) -> bool:
+    """Returns whether any process follows the namespace's numbers of workers."""
+    return bool(await redis.exists(_placer_key(namespace)))
 
 
 def slots_of(scale: ScaleRequest) -> dict[str, str]:
@@ -114,6 +129,7 @@ class NumbersInForce:
 
     async def look(self, planned: ScaleRequest) -> ScaleRequest:
         """Returns the numbers in force; ``planned`` are the configuration's now. Raises RedisError, OSError."""
+        await announce_placer(self._redis, self._namespace)
         same = planned == self._planned
         asked = await read(self._redis, self._namespace) if same else None
         if asked is None:
@@ -126,7 +142,7 @@ class NumbersInForce:
 def forget_scale(url: str, namespace: str) -> None:
     """Deletes the request left by an earlier cluster of this namespace; ignores a Redis that is away."""
     with contextlib.suppress(RedisError, OSError), blocking.Redis.from_url(url, socket_timeout=2.0) as client:
-        client.delete(key(namespace), _planned_key(namespace))
+        client.delete(key(namespace), _planned_key(namespace), _placer_key(namespace))
 
 
 def _planned_key(namespace: str) -> str:

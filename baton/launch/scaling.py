@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from redis.exceptions import RedisError
 
 from baton.cluster.membership import connect
-from baton.cluster.scale import ScaleRequest, read
+from baton.cluster.scale import ScaleRequest, announce_placer, read
 
 LOOK_S = 0.5  # seconds between two looks at how many workers are asked for
 log = logging.getLogger("baton.placement")
@@ -31,6 +31,7 @@ async def watch_scale(url: str, namespace: str, apply: Callable[[ScaleRequest], 
                 if known and asked is not None and asked.serial != serial:
                     await apply(asked)
                 known, serial = True, asked.serial if asked else 0
+                await announce_placer(redis, namespace)  # who waits for this sign asks after what was read
             except (RedisError, OSError) as error:
                 log.debug("Redis is away: %s", error)
             await asyncio.sleep(LOOK_S)

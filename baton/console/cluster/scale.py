@@ -14,17 +14,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 import typer
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from rich.console import Console
 
 from baton.cluster.membership import PolledRoster, connect
 from baton.cluster.roles import ROLES
-from baton.cluster.scale import ScaleRequest, ask, read, require_possible, slots_of
+from baton.cluster.scale import ScaleRequest, ask, has_placer, read, require_possible, slots_of
 from baton.console.cluster.workers import meeting_place
 from baton.protos.errors import ConfigError, StartupError, Unavailable
 from baton.protos.nouns import WorkerInfo
 
 LOOK_S = 0.2  # seconds between two looks at how many workers there are
+ABSENT_S = (
+    2.0  # seconds without a placer's sign until there is none: a Redis that was emptied is told in half of one
+)
 SLOT = re.compile(r"(prefill|decode)-\d+")
 Guarded = Callable[[Callable[[], int]], int]
 
@@ -49,7 +53,7 @@ def show(numbers: Sequence[str], redis: str, namespace: str, wait_s: float) -> i
     """Asks for the numbers, waits up to ``wait_s`` seconds until they are reached (0: doesn't wait), and prints
     them; returns 0.
 
-    Raises ConfigError, StartupError if they are not reached, Unavailable if Redis is away.
+    Raises ConfigError, StartupError if they are not reached or nobody places workers, Unavailable if Redis is away.
     """
     asked, (url, namespace) = parse(numbers), meeting_place(redis, namespace)
     begun = time.monotonic()
@@ -78,6 +82,8 @@ async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float)
         present = await read(client, namespace) or _scale_of(now)
         wanted = ScaleRequest(asked.get("prefill", present.prefill), asked.get("decode", present.decode))
         _require_roles(now, wanted)
+        if wait_s and not _is_so(now, wanted):
+            await _require_placer(client, namespace)
         wanted = await ask(client, namespace, wanted, present)
         if wait_s:
             _require_played(await _until_placed(roster, wanted, wait_s), wanted)
@@ -97,12 +103,29 @@ async def _until_placed(roster: PolledRoster, wanted: ScaleRequest, wait_s: floa
     deadline = time.monotonic() + wait_s
     while True:
         now = await _slots(roster)
-        states = {slot: info.state for slot, info in now.items()}
-        if states == dict.fromkeys(slots_of(wanted), "ready"):
+        if _is_so(now, wanted):
             return now
         if time.monotonic() > deadline:
-            found = ", ".join(f"{slot} {state}" for slot, state in sorted(states.items())) or "no worker"
+            found = ", ".join(f"{slot} {info.state}" for slot, info in sorted(now.items())) or "no worker"
             raise StartupError(f"not so after {wait_s:g} s: {found}; see `baton workers`")
+        await asyncio.sleep(LOOK_S)
+
+
+def _is_so(now: dict[str, WorkerInfo], wanted: ScaleRequest) -> bool:
+    """Returns whether exactly the wanted slots are here, and ready."""
+    return {slot: info.state for slot, info in now.items()} == dict.fromkeys(slots_of(wanted), "ready")
+
+
+async def _require_placer(client: Redis, namespace: str) -> None:
+    """Raises StartupError if no process gives a sign within ABSENT_S that it places this namespace's workers."""
+    deadline = time.monotonic() + ABSENT_S
+    while not await has_placer(client, namespace):
+        if time.monotonic() > deadline:
+            raise StartupError(
+                f"nobody places workers in the namespace {namespace!r}, so nothing was asked for: start `baton "
+                "serve` or `baton place` there, or start and end workers as you did those that run (`baton "
+                "worker`, `kubectl scale`, `helm upgrade`). `--wait 0` leaves the numbers for a later placer"
+            )
         await asyncio.sleep(LOOK_S)
 
 

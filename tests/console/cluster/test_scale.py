@@ -1,13 +1,14 @@
 """Tests `baton scale`: what it takes, whom it asks, and that the roles it reports are those that are played."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from baton.cluster.membership import Membership, connect
-from baton.cluster.scale import ScaleRequest, read
+from baton.cluster.scale import ScaleRequest, announce_placer, read
 from baton.console.cluster.scale import parse
 from baton.console.main import app
 from baton.launch.redis_server import RedisServer
@@ -51,6 +52,12 @@ async def asked(url: str) -> ScaleRequest | None:
         await redis.aclose()
 
 
+async def placer_looks(url: str) -> None:
+    redis = connect(url)
+    await announce_placer(redis, "baton")
+    await redis.aclose()
+
+
 def test_numbers_are_read_and_others_refused_in_one_line() -> None:
     assert parse(["prefill=3", "decode=1"]) == {"prefill": 3, "decode": 1}
     for wrong in ("prefill", "prefill=x", "king=3", "decode=-1", "decode=²"):
@@ -61,9 +68,19 @@ def test_numbers_are_read_and_others_refused_in_one_line() -> None:
 def test_without_waiting_it_only_asks(plays) -> None:
     url = plays()
     assert scaled(url, "prefill=3", "decode=2", "--wait", "0") == (0, "prefill=3 decode=2, asked for")
+    asyncio.run(placer_looks(url))
     code, late = scaled(url, "decode=4", "--wait", "0.3")
     assert (code, "not so after 0.3 s" in late) == (1, True), late
     assert asyncio.run(asked(url)) == ScaleRequest(3, 4, 2)
+
+
+def test_where_nobody_places_workers_that_is_said_at_once_and_nothing_is_asked(plays) -> None:
+    url, began = plays(prefill_0="prefill", decode_0="decode"), time.monotonic()
+    code, said = scaled(url, "decode=4", "--wait", "30")
+    assert (code, "nobody places workers in the namespace 'baton'" in said) == (1, True), said
+    assert "`baton serve` or `baton place`" in said
+    assert time.monotonic() - began < 20
+    assert asyncio.run(asked(url)) is None
 
 
 def test_slots_that_play_the_roles_that_were_asked_for_are_a_success(plays) -> None:
