@@ -56,13 +56,20 @@ def router_dialer(config: BatonConfig) -> Dialer:
 
 
 def public_identity(config: BatonConfig) -> Identity | None:
-    """Returns the identity that the router shows API clients; None for plaintext. Raises ConfigError."""
+    """Returns the identity that the router shows API clients; None for plaintext. Raises ConfigError.
+
+    Where that is a public certificate, those who ask REST for the router's own name (a scraper of the cluster's CA)
+    are shown its own.
+    """
     tls, own = config.tls, files_of(config.tls, "router")
     if own is None:
         return None
     cert, key = (tls.public_cert, tls.public_key) if tls.public_cert else (own.cert, own.key)
     ca = str(Path(tls.client_ca).expanduser()) if tls.client_ca else ""
-    return Identity(TlsFiles(cert, key, ca, tls.domain), "the router's ports", names=tls.client_names)
+    where, named = "the router's ports", {}
+    if tls.public_cert:
+        named = {own.name_of("router"): Identity(TlsFiles(own.cert, own.key, ca, tls.domain), where)}
+    return Identity(TlsFiles(cert, key, ca, tls.domain), where, names=tls.client_names, by_name=named)
 
 
 def probing_context(config: BatonConfig) -> ssl.SSLContext | None:

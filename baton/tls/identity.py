@@ -13,7 +13,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -62,7 +62,8 @@ class Identity:
     """Holds a process's certificate and keeps it current as its files change. Thread-safe.
 
     ``where`` names the port in the log; ``permit`` judges a peer's verified certificate; ``names`` not empty: only
-    they may connect. Raises ConfigError if the files can't be used at first.
+    they may connect. A peer that asks this server for a name in ``by_name`` (SNI, RFC 6066) is shown that
+    identity's certificate. Raises ConfigError if the files can't be used at first.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class Identity:
         permit: Permit = permit_all,
         clock: Callable[[], float] = time.monotonic,
         names: Sequence[str] = (),
+        by_name: Mapping[str, Identity] | None = None,
     ) -> None:
-        self.files, self.names = files, tuple(names)
+        self.files, self.names, self._by_name = files, tuple(names), dict(by_name or {})
         permit = only_names(self.names) if self.names else permit
         self.generation = 0
         self.where, self.permit, self._clock = where, permit, clock
@@ -129,7 +131,14 @@ class Identity:
             certificate_end(files.cert),
         )
         report_on(material.server, self.where, self.permit)
+        if self._by_name:
+            material.server.sni_callback = self._show_named
         return material
+
+    def _show_named(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        """Shows the peer the certificate of the name that it asks for, if another than our own carries it."""
+        if (named := self._by_name.get((name or "").lower())) is not None:
+            connection.context = named.current().server
 
 
 def _context(files: TlsFiles, protocol: ssl._SSLMethod) -> ssl.SSLContext:

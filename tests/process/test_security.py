@@ -1,5 +1,7 @@
 """Tests what the config makes of certificates, and when they end, for everybody to see."""
 
+import contextlib
+import ssl
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from baton.cluster.config import load_config
 from baton.cluster.metering.telemetry import RouterMetrics, WorkerMetrics
 from baton.process.security import files_of, public_identity, show_end, show_ends
 from baton.tls.authority import Authority
+from baton.tls.identity import Identity, names_in
 
 DAY_S = 86_400.0
 
@@ -51,6 +54,37 @@ def test_a_renewed_certificate_is_shown_without_a_restart(authority: Authority, 
     while set(days_left(metrics.registry).values()) != {80}:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def shown(router: Identity, name: str, ca: str) -> tuple[str, ...]:
+    """The names in the certificate that a client is shown who asks for ``name`` and trusts ``ca``."""
+    context = ssl.create_default_context(cafile=ca)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(to_client, to_server, server_hostname=name)
+    server = router.listener().wrap_bio(to_server, to_client, server_side=True)
+    for end in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return names_in(client.getpeercert())
+
+
+def test_who_asks_for_the_routers_own_name_is_shown_its_own_certificate_beside_a_public_one(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """Prometheus trusts the cluster's CA and expects router.<domain>; clients trust a public CA."""
+    authority.issue("router", ["router.baton.internal"])
+    public = Authority(tmp_path / "public")
+    public.make()
+    public.issue("api", ["api.example"])
+    pair = {
+        f"public_{kind}": str(tmp_path / "public" / f"api.{end}") for kind, end in (("cert", "crt"), ("key", "key"))
+    }
+    router = public_identity(config(tmp_path, **pair))
+    assert router is not None
+    assert shown(router, "router.baton.internal", str(tmp_path / "ca.crt")) == ("router.baton.internal",)
+    assert shown(router, "api.example", str(tmp_path / "public" / "ca.crt")) == ("api.example",)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shown(router, "api.example", str(tmp_path / "ca.crt"))
 
 
 def test_without_tls_there_is_no_end_to_show() -> None:
