@@ -102,21 +102,25 @@ class RankAdapters(AdapterHost):
         self._own, self._tell, self._shares = own, tell, shares
         self._piece = COPIED_BYTES if copies else sys.maxsize
         self._numbers: dict[str, int] = {}
+        self._left: set[str] = set()  # that ranks may have pieces of, and nobody may name
         self._free = list(range(most))
 
     def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
-        """Applies ``packed`` to sequences that name ``adapter``, a piece at a time. Raises RankLost and
-        AdaptersFull.
+        """Applies ``packed`` to sequences that name ``adapter``, a piece at a time. Raises RankLost, AdaptersFull,
+        and OSError without memory or descriptors to spare; what ranks have of it then goes before the next one
+        comes.
         """
-        if adapter in self._numbers:
-            self.drop(adapter)
+        for earlier in tuple(self._left):
+            self._remove(earlier)
         if not self._free:
             raise AdaptersFull(f"{adapter}: no number is free for it; unload one", "adapters", retry_after_s=1.0)
         number = self._numbers[adapter] = self._free.pop()
+        self._left.add(adapter)
         told = self._told_places(number, packed) if self._shares else self._sent(number, packed)
         for piece in told:
             self._own.add(number, piece.rows, packed.memory, piece.last)
             yield
+        self._left.discard(adapter)
 
     def _told_places(self, number: int, packed: PackedAdapter) -> Iterator[AdapterPiece]:
         """Tells the ranks of this host where each piece of ``packed`` lies, and yields the piece."""
@@ -139,13 +143,24 @@ class RankAdapters(AdapterHost):
             yield piece
 
     def drop(self, adapter: str) -> None:
-        """Removes an adapter that no sequence names any more. Raises RankLost."""
-        number = self._numbers.pop(adapter, None)
-        if number is None:
+        """Removes an adapter that no sequence names any more; without a descriptor to spare for it, before the next
+        one is held. Raises RankLost.
+        """
+        if adapter not in self._numbers:
             return
+        try:
+            self._remove(adapter)
+        except OSError:
+            self._left.add(adapter)
+
+    def _remove(self, adapter: str) -> None:
+        """Removes an adapter from all ranks. Raises RankLost, and OSError with nothing changed."""
+        number = self._numbers[adapter]
         with written(AdapterNote(number)) as told:
             self._tell(*told)
         self._own.drop(number)  # at last, because who unmaps memory last frees it, which is left to another process
+        del self._numbers[adapter]
+        self._left.discard(adapter)
         self._free.append(number)
 
     def numbers(self, items: Sequence[SequenceStep]) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from baton.engine.adapters.part_table import PartTable
 from baton.engine.adapters.reading import AdapterReader, read_here
 from baton.engine.adapters.table import ReadAdapter
 from baton.engine.backends.native.adapter_structs import PIECE_PARTS
-from baton.engine.backends.ranks import adapters
+from baton.engine.backends.ranks import adapters, notes
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
@@ -124,6 +125,42 @@ def test_ranks_go_on_stepping_while_an_adapter_comes_piece_by_piece(
         assert one_host is not None
         one_host.hold(second.info.id, second.packed)
         same(one, several, [second.info.id, names[0], ""])
+    finally:
+        ranks.leave()
+
+
+def test_adapters_that_found_no_descriptor_to_spare_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "PIECE_PARTS", 2)
+    model = make(tmp_path / "model", "qwen2_mixed")
+    config = EngineConfig(str(model), threads=1, adapters=LIMITS)
+    alone = load_runner(config)
+    ranks = on_ranks(alone.spec, EngineConfig(**(config_fields(config) | {"tp": 2})), base_of(alone))
+    one, several = (SharedDriver(runner, 64, chunk=150) for runner in (alone, ranks))
+    host, left = adapters_of(ranks), [2]
+
+    def few(*note: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return notes.put(*note)
+
+    try:
+        assert host is not None
+        folders = [write(tmp_path / str(seed), model, ALL, seed=seed) for seed in range(6)]
+        names = [hold(ranks, "first", folders[0])]
+        with monkeypatch.context() as scarce:
+            scarce.setattr(adapters, "put", few)
+            for number in range(1, 5):
+                left[0] = 2
+                with pytest.raises(OSError, match="Too many open files"):
+                    hold(ranks, str(number), folders[number])
+            scarce.setattr(notes, "put", few)
+            host.drop(names[0])  # which nobody may be told of now
+        names = [hold(ranks, str(seed), folders[seed]) for seed in (4, 5)]
+        assert names == [hold(alone, str(seed), folders[seed]) for seed in (4, 5)]
+        same(one, several, [*names, ""])
     finally:
         ranks.leave()
 
