@@ -187,6 +187,22 @@ def strict(form, schema: dict, text: str) -> bool:
         ({"type": "array", "items": {"$ref": "#/$defs/n"}}, "[1]", '["a"]'),
         ({"$ref": "#/$defs/n"}, "7", "x"),
         ({}, "any <thing>", None),
+        ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}, "ab", "abc"),
+        ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}, "null", "nul"),
+        ({"anyOf": [{"enum": ["C", "a\nb"]}, {"type": "null"}], "default": None}, "a\nb", "K"),
+        ({"anyOf": [{"type": "integer"}, {"const": "auto"}]}, "-12", "1.5"),
+        ({"anyOf": [{"type": "integer"}, {"const": "auto"}]}, "auto", "manual"),
+        ({"type": ["string", "integer"], "pattern": "^a"}, "12", "1a"),
+        ({"anyOf": [{"type": "string", "pattern": "^a"}, {"anyOf": [{"$ref": "#/$defs/n"}]}]}, "7", "b"),
+        ({"anyOf": [{"minLength": 3}, {"type": "null"}]}, "abc", "ab"),
+        ({"oneOf": [{"type": "string", "maxLength": 1}, {"type": "boolean"}]}, "false", "no"),
+        ({"type": "string", "enum": ["a", 1]}, "a", "1"),
+        ({"enum": ["1", 2]}, "2", "1"),
+        ({"type": "string", "pattern": r"^a\/b$"}, "a/b", "a-b"),
+        ({"type": "string", "pattern": r"\d\$"}, "cost 3$ or so", "cost 3"),
+        ({"type": "string", "pattern": "^a|b$"}, "ac", "ca"),
+        ({"type": "string", "pattern": "^a|b$"}, "cb", "bc"),
+        ({"type": "string", "pattern": "^(a|[|/)])$"}, "|", "a|"),
     ],
 )
 @pytest.mark.parametrize(("form", "body"), THEIRS[:3])
@@ -216,12 +232,30 @@ def test_a_tool_that_is_not_strict_takes_any_arguments_and_a_required_one_is_not
         ({"properties": {"at": {"type": "string", "maxLength": -1}}}, "no whole number"),
         ({"properties": {"at": {"type": "integer", "allOf": [{"$ref": "#/properties/b"}]}}}, "outside of"),
         ({"patternProperties": {}}, "'patternProperties'"),
+        ({"properties": {"at": {"enum": ["a"], "pattern": "b"}}}, "'pattern'"),
+        ({"properties": {"at": {"enum": [1], "type": "string"}}}, "its type allows"),
+        ({"properties": {"at": {"anyOf": []}}}, "anyOf of nothing"),
+        ({"properties": {"at": {"anyOf": [{"type": "string"}, {"const": 3}]}}}, "some values of another type"),
+        ({"properties": {"at": {"anyOf": [{}, {"type": "number", "minimum": 3}]}}}, "some values of another type"),
+        ({"properties": {"at": {"oneOf": [{"type": "string"}, {"const": "a"}]}}}, "may both match"),
+        ({"properties": {"at": {"type": "string", "anyOf": [{"maxLength": 1}]}}}, "'type'"),
+        ({"properties": {"at": {"$ref": "#/$defs/n", "minimum": 3}}, "$defs": {"n": {}}}, "'minimum'"),
+        ({"properties": {"at": {"type": "string", "pattern": "a)|(b"}}}, "brackets"),
+        ({"properties": {"at": False}}, "allows no value"),
     ],
 )
 def test_schemas_that_bare_text_cannot_be_held_to_say_why(schema: dict, why: str) -> None:
     for form, _ in THEIRS[:3]:
         with pytest.raises(UnboundSchema, match=why):
             form.lazy_rules("answer", "TEXT", CallSyntax([("f", {"type": "object"} | schema)]))
+
+
+def test_schemas_that_grow_by_references_are_read_part_by_part() -> None:
+    for name, most in (("anyOf", 17), ("anyOf", 4000), ("oneOf", 4000), ("allOf", 4000)):
+        grown = {f"d{n}": {name: [{"$ref": f"#/$defs/d{n + 1}"}] * 9} for n in range(most)}
+        tool = {"type": "object", "properties": {"at": {"$ref": "#/$defs/d0"}}, "$defs": grown}
+        with pytest.raises(UnboundSchema, match=r"choices within|may both|'allOf'"):
+            glm45.lazy_rules("answer", "TEXT", CallSyntax([("f", tool)]))
 
 
 HARMONY = (

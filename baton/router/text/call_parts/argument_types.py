@@ -12,34 +12,49 @@ from baton.protos.json import Json
 
 STRING = "string"
 TEXT = frozenset({STRING})
-_MOST_DEEP = 16  # references to references
+MOST_DEEP = 16  # references to references, and choices within choices
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # in lower case: also Python's
 
 
 def allowed_types(schema: object, root: Json) -> frozenset[str]:
     """Returns the JSON types ("string", "integer", …) that ``schema``, a part of ``root``, allows; none for any."""
-    found, seen, left = set[str](), set[int](), [schema]
-    while left:
-        part = resolved(left.pop(), root)
-        if not isinstance(part, dict) or id(part) in seen:  # references may go in circles
-            continue
-        seen.add(id(part))
-        given = part.get("type")
-        if given is not None:
-            found |= {name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)}
-            continue
-        values = part["enum"] if isinstance(part.get("enum"), list) else []
-        found |= {_type_of(value) for value in [*values, *([part["const"]] if "const" in part else [])]}
-        for name in ("anyOf", "oneOf", "allOf"):
-            left += part[name] if isinstance(part.get(name), list) else []
-    return frozenset(found)
+    return _types(schema, root, {}, 0) or frozenset()
+
+
+def _types(
+    schema: object, root: Json, known: dict[int, frozenset[str] | None], depth: int
+) -> frozenset[str] | None:
+    """Returns the types, or None for any; ``known`` are those of the schemas that were met, each read once."""
+    part = resolved(schema, root)
+    if not isinstance(part, dict) or depth > MOST_DEEP:
+        return None
+    if id(part) not in known:
+        known[id(part)] = frozenset()  # of a schema within itself: references may go in circles
+        known[id(part)] = _types_of_part(part, root, known, depth)
+    return known[id(part)]
+
+
+def _types_of_part(
+    part: Json, root: Json, known: dict[int, frozenset[str] | None], depth: int
+) -> frozenset[str] | None:
+    given = part.get("type")
+    if given is not None:
+        return frozenset(name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str))
+    if isinstance(part.get("enum"), list) or "const" in part:
+        return frozenset(map(_type_of, part["enum"] if isinstance(part.get("enum"), list) else [part["const"]]))
+    for name in ("anyOf", "oneOf", "allOf"):
+        members = part[name] if isinstance(part.get(name), list) else []
+        found = [_types(member, root, known, depth + 1) for member in members]
+        if found and (name == "allOf" or None not in found):
+            return frozenset().union(*(types for types in found if types is not None)) or None
+    return None
 
 
 def resolved(schema: object, root: Json) -> object:
     """Returns what a schema's reference into ``root`` points to, the schema itself without one, {} if it leads
     nowhere.
     """
-    for _ in range(_MOST_DEEP):
+    for _ in range(MOST_DEEP):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             return schema
         found: object = root

@@ -10,14 +10,12 @@ import json
 from collections.abc import Iterator
 
 from baton.protos.json import Json
-from baton.router.text.call_parts.argument_types import STRING, TEXT, allowed_types, resolved
+from baton.router.text.call_parts.argument_types import STRING, allowed_types, resolved
 from baton.router.text.call_parts.tagged_calls import Tags
+from baton.router.text.call_parts.text_forms import CHAR, SAID, TextForm, UnheldText, text_forms
 from baton.router.text.lazy_calls import CallSyntax, UnboundSchema, escaped, json_of
 
-_SAID = frozenset({"title", "description", "default", "examples", "$schema", "$comment", "deprecated"})
-_OF_TOOL = _SAID | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$id"}
-_OF_TEXT = _SAID | {"type", "enum", "const", "minLength", "maxLength", "pattern"}
-_CHAR = r"(.|\n)"
+_OF_TOOL = SAID | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$id"}
 _NO_NAMES = "its required is no list of names"
 
 
@@ -68,6 +66,8 @@ class _Tool:
             yield from self._property(f"{self._rule}_{n}", key, property_schema)
 
     def _property(self, rule: str, key: str, schema: object) -> Iterator[str]:
+        if isinstance(schema, dict) and "$ref" in schema:
+            self._check(schema, SAID | {"$ref"}, f"its parameter {key!r}")
         found = resolved(schema, self._schema)
         quoted = f"{self._quote}{key}{self._quote}"
         head = f"{self._syntax.mark(self._tags.key)} {json.dumps(quoted)} {self._keyed}"
@@ -75,30 +75,28 @@ class _Tool:
         if types and STRING not in types:
             yield f"{rule}: {head} {self._line} {self._json(key, found)} {self._line} {self._end}\n"
             return
-        if isinstance(found, dict) and ("enum" in found or "const" in found):
-            values = found["enum"] if "enum" in found else [found["const"]]
-            self._require(
-                isinstance(values, list) and bool(values), f"its parameter {key!r} has an enum of nothing"
-            )
-            options = " | ".join(json.dumps(v if isinstance(v, str) else json.dumps(v)) for v in values)
+        forms = self._forms(key, schema)
+        if not any(form.bounds for form in forms):
+            options = " | ".join(json.dumps(value) for form in forms for value in form.values)
             yield f"{rule}: {head} {self._line} ({options}) {self._line} {self._end}\n"
             return
         yield f"{rule}: {head} {self._line} {rule.upper()}{self._split_end}\n"
-        yield f"{rule.upper()}: {self._text(key, found, types)}\n"
+        yield f"{rule.upper()}: {' | '.join(self._texts(forms))}\n"
 
-    def _text(self, key: str, schema: object, types: frozenset[str]) -> str:
-        """Returns the terminal of a bare text that ``schema`` allows, up to and with its end."""
-        where = f"its parameter {key!r}"
-        if not isinstance(schema, dict):
-            return self._until_end(f"{_CHAR}*")
-        self._check(schema, _OF_TEXT | ({"anyOf", "oneOf"} if types != TEXT else frozenset()), where)
-        if types - {STRING, "null", "boolean", "integer", "number"}:
-            raise UnboundSchema(self._at, f"{where} may be text or an object, which this format writes alike")
-        least, most, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
-        whole = all(n is None or (isinstance(n, int) and n >= 0) for n in (least, most))
-        self._require(whole, f"{where} has a length that is no whole number from 0 on")
-        bounds = [f"{_CHAR}{{{least or 0:d},{'' if most is None else int(most)}}}"]
-        return self._until_end(*bounds, *([_anchored(pattern)] if isinstance(pattern, str) else []))
+    def _forms(self, key: str, schema: object) -> list[TextForm]:
+        try:
+            return text_forms(schema, self._schema)
+        except UnheldText as error:
+            raise UnboundSchema(self._at, f"its parameter {key!r} {error}") from None
+
+    def _texts(self, forms: list[TextForm]) -> Iterator[str]:
+        """Yields the terminals of bare texts of ``forms``, up to and with their end."""
+        line = "\n" if self._tags.trims else ""
+        end = line + ("" if self._split_end else self._tags.end)
+        for form in forms:
+            yield from (json.dumps(value + end) for value in form.values)
+            if form.bounds:
+                yield f"({self._until_end(*form.bounds)})"
 
     def _until_end(self, *bounds: str) -> str:
         """Returns the terminal of a text that matches every regular expression of ``bounds``, with its end where
@@ -106,7 +104,7 @@ class _Tool:
         """
         end = escaped(self._tags.end)
         line = self._break + ("" if self._split_end else end)
-        once = f"~/{_CHAR}*{end}{_CHAR}{'*' if self._split_end else '+'}/"
+        once = f"~/{CHAR}*{end}{CHAR}{'*' if self._split_end else '+'}/"
         return " & ".join([*(f"/{bound}{line}/" for bound in bounds), once])
 
     def _any(self) -> Iterator[str]:
@@ -114,7 +112,7 @@ class _Tool:
         key = rf'{self._quote}[^<>"\n]{{1,64}}{self._quote}'
         head, text = f"{self._syntax.mark(self._tags.key)} /{key}/ {self._keyed}", f"{self._rule}_any".upper()
         yield f"{self._rule}_any: {head} {self._line} {text}{self._split_end}\n"
-        yield f"{text}: {self._until_end(f'{_CHAR}*')}\n"
+        yield f"{text}: {self._until_end(f'{CHAR}*')}\n"
 
     def _json(self, key: str, schema: object) -> str:
         assert isinstance(schema, dict)
@@ -149,13 +147,6 @@ class _Tool:
     def _split_end(self) -> str:
         """Returns what ends a text as a token of its own; "" where the end is text, too."""
         return "" if self._syntax.special(self._tags.end) is None else f" {self._end}"
-
-
-def _anchored(pattern: str) -> str:
-    """Returns the regular expression of texts in which JSON schema finds ``pattern``."""
-    begin = "" if pattern.startswith("^") else f"{_CHAR}*"
-    end = "" if pattern.endswith("$") else f"{_CHAR}*"
-    return f"{begin}({pattern.removeprefix('^').removesuffix('$').replace('/', chr(92) + '/')}){end}"
 
 
 def _references(schema: object) -> Iterator[str]:
