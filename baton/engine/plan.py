@@ -185,7 +185,8 @@ class SampledToken(msgspec.Struct, frozen=True):
 
 
 # Prompt tokens of a step that get logprobs, because each row's logits take the vocabulary in float32. Of 150,000
-# tokens these are 77 MB, which a card takes before traffic.
+# tokens these are 77 MB, which a card takes before traffic. Only a window of a prompt's selecting tokens
+# (kv/layout/selection.py) may be longer; it then has a step's rows to itself.
 MOST_SCORED = 128
 
 

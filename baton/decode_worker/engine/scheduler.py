@@ -113,16 +113,16 @@ class DecodeScheduler:
             prefilling, pending = job.prefilling, len(sequence.tokens) - sequence.computed
             if not prefilling and writers == 0:
                 continue
-            scores = prefilling and sequence.scores_prompt and job.kept is None and job.running is None
+            scores = prefilling and sequence.scores_prompt
             most = min(budget, scored) if scores else budget
             known = pending - (not sequence.ready)  # the last token waits until its grammar is compiled
             take = self._whole(job, min(known, max(0, most))) if prefilling else 1
-            waits = take == pending > known
+            waits = take == pending > known or (scores and take > scored < MOST_SCORED)
             if take == 0 or waits or not self._grow(job, take):
                 continue
             shares.append((job, take, prefilling))
             budget -= take if prefilling else 0
-            scored -= take if scores else 0
+            scored = max(0, scored - take) if scores else scored
             writers -= not prefilling
         return shares
 

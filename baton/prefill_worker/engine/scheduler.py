@@ -249,10 +249,11 @@ class _PlannedStep:
         return self._added[seq]
 
     def _add(self, job: PrefillJob, lease: PageLease) -> bool:
-        most = min(self.budget, self._scored) if job.sequence.scores_prompt and job.kept is None else self.budget
+        scores = job.sequence.scores_prompt
+        most = min(self.budget, self._scored) if scores else self.budget
         take = _taken(job, most, self._rules) if most else 0
-        if take == 0:
-            return False
+        if take == 0 or (scores and take > self._scored < MOST_SCORED):
+            return False  # selecting tokens, which are taken together, wait for rows of a step of their own
         if not _reaches(job, lease, take):
             self.stuck.append(job.sequence.seq)
             return False

@@ -17,9 +17,11 @@ from baton.engine.plan import MOST_SCORED, SampledToken
 from baton.engine.request_checks import blocks_for, holdable
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
+from baton.kv.layout.running import RunningScores
+from baton.kv.layout.selection import AttentionSelection
 from baton.kv.pages.pool import PagePool
 from baton.protos.errors import PoolExhausted
-from baton.protos.nouns import EngineRequest, Sampling
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 from tests.engine.speculate.oracle import Eager, Oracle
 
 VOCAB = 9973
@@ -81,6 +83,23 @@ def test_prompts_that_want_logprobs_share_a_steps_rows_for_them_and_leave_the_re
     assert run(scheduler, by_seq) == [(1, 100), (2, MOST_SCORED - 100), (3, 384)]
     assert run(scheduler, by_seq) == [(1, 1), (2, MOST_SCORED), (3, 16)]
     assert run(scheduler, by_seq)[:2] == [(1, 1), (2, 300 - 2 * MOST_SCORED)]
+
+
+def test_prompts_that_select_their_pages_share_a_steps_rows_for_logprobs_too() -> None:
+    scheduler, by_seq = DecodeScheduler(PagePool(256), max_batch=8, chunk_tokens=512), {}
+    for seq in (1, 2):
+        by_seq[seq] = job = join(scheduler, seq, 400, scored=1)
+        job.kept = AttentionSelection(112, 64).prompt_selection_of(400, BLOCK_TOKENS)
+    by_seq[3] = join(scheduler, 3, 400, scored=1)
+    by_seq[3].running = RunningScores(AttentionSelection(112, 64, running=True), BLOCK_TOKENS, 400, None)
+    for _ in range(12):
+        plan = scheduler.plan()
+        assert sum(len(item.targets) for item in plan.items) <= MOST_SCORED
+        for item in plan.items:
+            by_seq[item.seq].sequence.computed += len(item.tokens)
+            if item.sample is not None:
+                scheduler.remove(by_seq[item.seq])
+    assert not scheduler.running, "all are read whole"
 
 
 def test_while_a_grammar_compiles_all_but_the_prompts_last_token_is_read() -> None:

@@ -78,6 +78,35 @@ def test_prompts_that_want_logprobs_share_a_steps_rows_for_them_and_leave_the_re
     assert run(scheduler) == [(2, 200 - 2 * MOST_SCORED + 99)]
 
 
+def test_prompts_that_select_their_pages_share_a_steps_rows_for_logprobs_too() -> None:
+    scheduler = PrefillScheduler(PagePool(256), chunk_tokens=512, max_batch=8)
+    for seq in (1, 2):
+        request = EngineRequest(str(seq), tuple(range(seq, 400 + seq)), 400, Sampling(prompt_logprobs=1))
+        kept = AttentionSelection(112, 64).prompt_selection_of(400, BLOCK_TOKENS)
+        scheduler.add(
+            PrefillJob(SequenceState(seq, request, (), 8192), prefix.chain(ROOT, request.token_ids), 0.0, kept=kept)
+        )
+    steps = [run(scheduler) for _ in range(8)]
+    most = max(sum(tokens for _, tokens in step) for step in steps)
+    assert most <= MOST_SCORED + 1, "a last token has none behind it to score"
+    assert sum(tokens for step in steps for _, tokens in step) == 800, "both are read whole"
+
+
+def test_a_window_of_selecting_tokens_that_is_longer_than_a_steps_rows_has_a_step_to_itself() -> None:
+    scheduler = PrefillScheduler(PagePool(256), chunk_tokens=512, max_batch=8)
+    scored = Sampling(prompt_logprobs=1)
+    request = EngineRequest("1", tuple(range(600)), 600, scored)
+    kept = AttentionSelection(400, 256).prompt_selection_of(600, BLOCK_TOKENS)
+    scheduler.add(
+        PrefillJob(SequenceState(1, request, (), 8192), prefix.chain(ROOT, request.token_ids), 0.0, kept=kept)
+    )
+    add(scheduler, 2, 20, salt=2, sampling=scored)
+    steps = [run(scheduler) for _ in range(5)]
+    assert (1, 264) in [each for step in steps for each in step]
+    assert all(len(step) == 1 for step in steps if (1, 264) in step)
+    assert sum(tokens for step in steps for _, tokens in step) == 620
+
+
 def test_who_waited_long_enough_goes_before_the_short_ones() -> None:
     scheduler = PrefillScheduler(PagePool(128), chunk_tokens=64, max_batch=8, aging=100.0)
     add(scheduler, 1, 500, salt=1)
