@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +18,7 @@ from baton.protos.nouns import BLOCK_TOKENS, Sampling
 RUNS = 2  # of each size: by launches, then captured (session.cuh)
 MOST_HISTORY = 1 << 22  # tokens of all histories of the largest step, 16 MB of a plan
 GREEDY = Sampling(temperature=0.0)
+LOUD = Sampling(temperature=0.0, logprobs=0)  # its logits come back to the host
 PENALISED = Sampling(temperature=0.0, repetition_penalty=1.1)  # its history goes over with the plan
 
 
@@ -54,6 +56,23 @@ def largest_step(sequences: int, chunk: int, pages: int, context: int, drafts: i
     return StepPlan((*decodes, SequenceStep(sequences, [0] * rows, 0, needed, targets=scored)))
 
 
+def loudest_step(sequences: int, chunk: int, pages: int, context: int, drafts: int = 0) -> StepPlan:
+    """Returns the largest step with logits of as many rows as may be asked for at once: each decode and draft has
+    logprobs, beside those of the prompt.
+    """
+    largest = largest_step(sequences, chunk, pages, context, drafts)
+    *decodes, prompt = largest.items
+    loud = [
+        msgspec.structs.replace(
+            item,
+            sample=SampleSpec(LOUD, 0, 1, [0], 1),
+            verify=tuple(SampleSpec(LOUD, 0, 2 + at, (), 1) for at in range(len(item.verify))),
+        )
+        for item in decodes
+    ]
+    return StepPlan((*loud, prompt))
+
+
 def decodes(count: int, pages: int) -> StepPlan:
     """Returns a step of ``count`` sequences that decode their first token each."""
     return StepPlan(tuple(_decode(seq, pages, SampleSpec(GREEDY, 0, 1, [0], 1)) for seq in range(count)))
@@ -62,6 +81,7 @@ def decodes(count: int, pages: int) -> StepPlan:
 def warm_steps(sequences: int, chunk: int, pages: int, context: int, drafts: int = 0) -> Iterator[StepPlan]:
     """Yields all steps in their order."""
     yield largest_step(sequences, chunk, pages, context, drafts)
+    yield loudest_step(sequences, chunk, pages, context, drafts)
     for count in sizes(sequences):
         for _ in range(RUNS):
             yield decodes(count, pages)

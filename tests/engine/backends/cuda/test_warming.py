@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.engine.backends.cuda import warming
+from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.sequence_checks import require_computable
 from baton.engine.plan import MOST_SCORED
 from baton.worker.drafts import most_drafts
@@ -24,8 +25,8 @@ def test_each_padded_size_is_run_once_the_largest_first(sequences: int, wanted: 
 def test_the_steps_can_be_computed_on_the_pages_that_there_are(
     sequences: int, chunk: int, pages: int, context: int
 ) -> None:
-    first, *rest = warming.warm_steps(sequences, chunk, pages, context, drafts=20)
-    for plan in (first, *rest):
+    first, loudest, *rest = warming.warm_steps(sequences, chunk, pages, context, drafts=20)
+    for plan in (first, loudest, *rest):
         for item in plan.items:
             require_computable(item, 100, pages)
     assert len(first.items[-1].tokens) == min(chunk, context, pages * 16)
@@ -34,6 +35,8 @@ def test_the_steps_can_be_computed_on_the_pages_that_there_are(
     most = sequences * (min(16, context) - 1)  # in the one page of each
     assert sum(len(item.verify) for item in first.items) == min(20, most)
     assert not any(item.verify for plan in rest for item in plan.items)
+    drafted, scored = min(20, most), len(first.items[-1].targets)
+    assert len(NativeBatch(loudest, 100, pages).logits) == sequences + drafted + scored, "logprobs of all at once"
     assert [len(plan.items) for plan in rest] == [count for count in warming.sizes(sequences) for _ in range(2)]
 
 
