@@ -26,6 +26,7 @@ from baton.tls.rpc import PLAIN, Dialer
 SERVICE = "baton.v1.DecodeWorker"
 METHOD = f"/{SERVICE}/Handoff"
 MAX_MESSAGE_BYTES = 512 << 20  # a frame holds at least one page; the largest models' pages are some tens of MiB
+IDLE_S = 60.0  # seconds that a channel without a stream is kept for the next one
 LINGER_S = 1.0  # seconds that the receiver waits for the sender to close first
 MALLOC_OPTIONS = [(-3, 32 << 20), (-1, 128 << 20), (-2, 16 << 20)]  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
@@ -128,6 +129,7 @@ class _Link:
         self._stream = self.channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
         self.streams = 0
         self.broken = False
+        self.used = asyncio.get_running_loop().time()  # when its last stream ended, or it was made
 
     def enter(self) -> grpc.aio.StreamStreamCall:
         """Returns a new RPC for a stream, which is counted until ``leave``."""
@@ -138,6 +140,7 @@ class _Link:
     async def leave(self) -> None:
         """Counts one stream less; a broken channel is closed with its last one."""
         self.streams -= 1
+        self.used = asyncio.get_running_loop().time()
         if self.broken and self.streams == 0:
             await self.channel.close()
 
@@ -217,23 +220,36 @@ class GrpcStream:
 class GrpcTransport:
     """Implements ``Transport`` by gRPC, with one channel per decode worker, replaced when it breaks.
 
-    A new channel uses the certificate that is valid then.
+    A new channel uses the certificate that is valid then. One that no stream has used for IDLE_S is closed, because
+    its worker may be gone for good.
     """
 
     def __init__(self, dialer: Dialer = PLAIN) -> None:
         keep_freed_buffers()
         self._dialer = dialer
         self._links: dict[str, _Link] = {}
+        self._purged = 0.0  # when idle channels were last looked for, in the loop's time
 
     async def connect(self, address: str) -> HandoffStream:
         """Returns a stream by a new RPC to ``address``. A connection that fails raises WorkerLost at the first send
         or receive.
         """
+        now = asyncio.get_running_loop().time()
+        if now - self._purged > IDLE_S:
+            self._purged = now
+            await self._purge(now)
         link = self._links.get(address)
         if link is None or link.broken:
-            self._links = {at: kept for at, kept in self._links.items() if not kept.broken}
             link = self._links[address] = _Link(address, self._dialer)
         return GrpcStream(link, address)
+
+    async def _purge(self, now: float) -> None:
+        """Forgets broken channels, and closes those that were not used for IDLE_S."""
+        idle = [at for at, link in self._links.items() if not link.streams and now - link.used > IDLE_S]
+        closed = [self._links.pop(at) for at in idle]
+        self._links = {at: link for at, link in self._links.items() if not link.broken}
+        for link in closed:
+            await link.channel.close()
 
     async def close(self) -> None:
         """Closes every channel; the streams on them break."""
