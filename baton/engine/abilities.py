@@ -40,12 +40,12 @@ class Mirror(Protocol):
 
     def make_whole(self, pages: Sequence[int]) -> None:
         """Brings what other hosts or a card have of ``pages`` to the host's pages, before anybody but steps reads
-        them; they stay there until ``let_go``. Raises RankLost.
+        them; they stay there until ``let_go``. Raises RankLost, and another BatonError with nothing changed.
         """
 
     def lend(self, pages: Sequence[int]) -> None:
         """Copies to each other host its part of ``pages``, which hold recurrent state and are right on the lead's
-        host alone, so that each can be sent from there. Raises RankLost.
+        host alone, so that each can be sent from there. Raises BatonError.
         """
 
     def let_go(self, pages: Sequence[int]) -> None:

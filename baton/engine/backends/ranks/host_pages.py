@@ -88,7 +88,7 @@ class HostPages:
 
     def make_whole(self, pages: Sequence[int]) -> None:
         """Has the other hosts copy what only they have of ``pages`` to the lead's pages, once until a step writes
-        them. Raises RankLost.
+        them. Raises RankLost and Unavailable.
         """
         wanted = sorted(self._divided.intersection(pages) - self._brought)
         for first in range(0, len(wanted), AT_ONCE) if any(self._missed) else ():
@@ -96,7 +96,7 @@ class HostPages:
         self._brought.update(wanted)
 
     def lend(self, pages: Sequence[int]) -> None:
-        """Copies its part of ``pages`` to each other host; returns when it is there. Raises RankLost."""
+        """Copies its part of ``pages`` to each other host; returns when it is there. Raises as ``make_whole``."""
         for host, part in enumerate(self._parts[1:], 1):
             self._show(host, pages, part)
         self._bring(pages, ((),) * len(self._parts))  # they bring nothing, but meet behind what was shown

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ from baton.kernels.step.structs import Step
 from baton.kv.layout.extents import Part
 from baton.kv.layout.tables import layers_of_page
 from baton.protos.channel import HostSender
-from baton.protos.errors import BatonError, RankLost
+from baton.protos.errors import BatonError, RankLost, Unavailable
 from baton.protos.measurements import EngineWork, ExpertCopies, ExpertRows
 from baton.protos.nouns import KvLayout
 
@@ -182,10 +183,16 @@ class RankRunner(StepRunner):
             self._hosts.watch(lost)
 
     def _tell(self, fd: int, size: int) -> None:
+        """Passes a note to all other ranks. Raises RankLost, also for want of memory: they wait for it from here
+        on.
+        """
         call(self._ranks)
-        self._followers.tell(fd, size, self._bound_s)
-        if self._hosts is not None:
-            self._hosts.tell(fd, size, self._bound_s)
+        try:
+            self._followers.tell(fd, size, self._bound_s)
+            if self._hosts is not None:
+                self._hosts.tell(fd, size, self._bound_s)
+        except OSError as error:
+            raise RankLost(f"ranks can't be told what they wait for: {error}", rank=1) from error
 
     def leave(self) -> None:
         """Ends the processes of the other ranks."""
@@ -289,11 +296,17 @@ class RankRunner(StepRunner):
         show_pages(self._ranks, host, pages, self.spec.layout.page_bytes, part)
 
     def _bring(self, pages: Sequence[int], parts: tuple[Part, ...]) -> None:
-        """Has each other host copy its part of ``pages`` to the lead's; returns when it is there. Raises
-        RankLost.
+        """Has each other host copy its part of ``pages`` to the lead's; returns when it is there. Raises RankLost,
+        and Unavailable with nothing changed.
         """
-        with written(PagesNote(tuple(pages), self.spec.layout.page_bytes, parts)) as (fd, size):
-            self._tell(fd, size)
+        note = PagesNote(tuple(pages), self.spec.layout.page_bytes, parts)
+        with ExitStack() as stack:
+            try:
+                told = stack.enter_context(written(note))
+            except OSError as error:
+                text = f"KV that ranks of other hosts have can't be asked for ({error.strerror})"
+                raise Unavailable(f"{text}; raise the engine's limit of open files, or its memory") from error
+            self._tell(*told)
         if code := meet(self._ranks):
             raise self._lost(code)
 

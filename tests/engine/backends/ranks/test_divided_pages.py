@@ -5,18 +5,23 @@ Ranks of several hosts are threads with memory of their own (``far_threads.py``)
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from baton.engine.backends.ranks import notes
 from baton.engine.backends.ranks.hosts.parts import parts_of_hosts
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.sequence import SequenceState
+from baton.engine.steps.sharing import PageSharing
 from baton.kernels.abi import native
 from baton.kv.layout.extents import gather
 from baton.kv.layout.state import state_pages
 from baton.kv.layout.tables import table_count
+from baton.kv.pages.pool import PagePool
+from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
 from tests.conformance.checkpoints import make
 from tests.engine.backends.ranks.far_threads import divide, on_hosts, pages_of, require_only_own_parts
@@ -89,6 +94,38 @@ def test_pages_of_which_each_host_got_its_part_are_never_overwritten_and_made_wh
             assert bytes(many.memory.view()[span]) == bytes(one.memory.view()[span])
         held.taken(pages)
         assert held.show([]) == []
+    finally:
+        runner.leave()
+
+
+def test_pages_that_no_descriptor_is_left_to_ask_for_cost_a_hit_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(make(tmp_path, "qwen2"))
+    spec = load_runner(EngineConfig(model, threads=1)).spec
+    far = EngineConfig(model, threads=1, rank_bound_s=60.0, pp=2, rank_hosts=("elsewhere:1",))
+    runner = on_hosts(spec, far)
+    try:
+        SharedDriver(runner, 16)
+        held, pool = runner._held, PagePool(16)
+        assert held is not None
+        sharing, block = PageSharing(pool, held), b"b" * 32
+        with pool.open((), 1) as lease:
+            lease.seal(0, block)
+            held.landed(10, lease.pages, [0])
+
+        def full(*note: object) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as scarce:
+            scarce.setattr(notes, "put", full)
+            assert not sharing.pin(ch.Pin(1, (block,))).pages
+            assert not sharing.keep(ch.Keep(2, (block,))).hashes
+        sharing.unkeep(ch.Unkeep(2))
+        assert pool.snapshot_counts().leased == 0
+        pool.check()
+        assert len(sharing.pin(ch.Pin(3, (block,))).pages) == 1
+        sharing.unpin(ch.Unpin(3))
     finally:
         runner.leave()
 
