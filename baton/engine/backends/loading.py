@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ import torch
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.card_locks import TakenCard, share
-from baton.engine.backends.cuda.gpu import identities, require
+from baton.engine.backends.cuda.gpu import Gpu, identities, require
 from baton.engine.backends.cuda.load import TORCH, kernels_or_none, on_kernels
 from baton.engine.backends.encoder.load import load_encoder
 from baton.engine.backends.native.runner import NativeRunner
@@ -27,10 +28,13 @@ from baton.engine.backends.ranks.hosts.layout import most_on_one, ranks_on, requ
 from baton.engine.backends.ranks.hosts.lead import LeadHosts
 from baton.engine.backends.ranks.load import load_rank, numbers_of, rank_config, require_possible
 from baton.engine.backends.ranks.runner import RankRunner
+from baton.engine.backends.torch.capture import CudaCapture
 from baton.engine.backends.torch.card_ops import ops_on
 from baton.engine.backends.torch.card_requirements import require_cuda_ops, require_torch_cuda, takes_kernels
+from baton.engine.backends.torch.decode_graphs import KIND, DecodeGraphs
 from baton.engine.backends.torch.dequantized import for_torch
 from baton.engine.backends.torch.flash_infer import shape_of
+from baton.engine.backends.torch.kept_choices import keep
 from baton.engine.backends.torch.runner import DTYPES, TorchRunner
 from baton.engine.backends.work import of_cards, work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
@@ -109,8 +113,17 @@ def load(config: EngineConfig) -> Runner:
         raise ConfigError(text, "kv_cache_dtype")
     if config.device != "cuda" or on_shim():
         return TorchRunner(spec, program, weights, work, adapters=base)
-    ops = ops_on(require(), shape_of(program, DTYPES[dtype]))
-    return TorchRunner(spec, program, weights, work, adapters=base, ops=ops, card=config.device)
+    gpu = require()
+    ops, capture = ops_on(gpu, shape_of(program, DTYPES[dtype])), None if check else CudaCapture()
+    tell = partial(_keep_graphs, gpu, fingerprint)
+    return TorchRunner(
+        spec, program, weights, work, adapters=base, ops=ops, card=config.device, capture=capture, tell=tell
+    )
+
+
+def _keep_graphs(gpu: Gpu, fingerprint: str, graphs: DecodeGraphs) -> None:
+    """Keeps for `baton doctor` whether decodes of a model run by graphs."""
+    keep(gpu, KIND, fingerprint, [graphs.choice])
 
 
 def with_asked_kv(config: EngineConfig, model: ModelConfig) -> EngineConfig:

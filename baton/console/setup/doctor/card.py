@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from baton.console.setup.findings import Finding
+from baton.console.setup.findings import Finding, State
 from baton.engine.backends.cuda.gpu import Gpu, Probe, probe, require, without_kernels
 from baton.kernels.abi.build import CACHE_ENV, BuildError
 from baton.kernels.cuda.library import DeviceError, device, on_shim
@@ -23,6 +23,7 @@ SHIM = Gpu("the SIMT shim", (9, 0), (13, 0), 0)
 INSTALL = "install the extra [gpu] and what it compiles with (nvcc); until then torch computes it"
 FREE = "try again while nothing else is on the card; a worker's start tries it, too"
 NO_LIBRARY = "torch's CUDA wheels bring it; BATON_CUBLASLT names another one"
+LAUNCHED = "decodes are launched op by op where a worker's start finds the same"
 SLOWER = "slower than torch's: the step uses ours all the same"
 
 
@@ -86,9 +87,12 @@ def told_products(gpu: Gpu) -> str:
 def told_choices(gpu: Gpu) -> str:
     """Returns what computes which op where torch's ops serve ``gpu``, in words; empty if it was never tried."""
     from baton.engine.backends.torch.card_ops import earlier_choices
+    from baton.engine.backends.torch.decode_graphs import KIND
+    from baton.engine.backends.torch.kept_choices import newest
 
     found = earlier_choices(gpu)
-    return "" if found is None else "; ".join(choice.told for choice in found.choices)
+    told = [choice.told for choice in found.choices] if found is not None else []
+    return "; ".join([*told, *(way.told for way in newest(gpu, KIND))])
 
 
 def _choices(gpu: Gpu) -> list[Finding]:
@@ -108,12 +112,28 @@ def _choices(gpu: Gpu) -> list[Finding]:
         return [_refused(error)]
     except OSError as error:
         return [Finding("gpu op", "warn", f"not tried: {error}", f"set {CACHE_ENV} to a directory of yours")]
-    return [
+    ops = [
         Finding("gpu op", "warn", choice.told, INSTALL if choice.lasts else FREE)
         if choice.why not in ("", FASTER)
         else Finding("gpu op", "ok", choice.told)
         for choice in found
     ]
+    return [*ops, *_graphs()]
+
+
+def _graphs() -> list[Finding]:
+    """Returns whether decodes run by captured graphs where torch's ops serve."""
+    from baton.engine.backends.torch.capture import CudaCapture
+    from baton.engine.backends.torch.graph_trial import try_graphs
+
+    try:
+        found = try_graphs("cuda", CudaCapture())
+    except ConfigError as error:
+        return [_refused(error)]
+    except Exception as error:  # whatever torch says on a card that we don't know
+        return [Finding("gpu op", "warn", f"decodes by graph: not tried: {error}", LAUNCHED)]
+    state: State = "ok" if found.way == found.tried else "warn"
+    return [Finding("gpu op", state, found.told, "" if state == "ok" else LAUNCHED)]
 
 
 def _refused(error: ConfigError) -> Finding:

@@ -105,7 +105,7 @@ def _path(gpu: Gpu) -> Path:
 
 
 def _step(library: CudaLibrary, kind: torch.dtype | tuple[int, int], shim: bool, how: int) -> str:
-    program, made = _attention(*(ON_SHIM_HEADS if shim else HEADS)), list[CudaRunner]()
+    program, made = usual_attention(*(ON_SHIM_HEADS if shim else HEADS)), list[CudaRunner]()
 
     def on_gpu(spec: ModelSpec, program: Program, weights: Weights) -> CudaRunner:
         made.append(CudaRunner(spec, program, weights, library, how=how))
@@ -120,7 +120,7 @@ def _step(library: CudaLibrary, kind: torch.dtype | tuple[int, int], shim: bool,
 
 
 def _ahead(library: CudaLibrary, kind: torch.dtype | tuple[int, int], shim: bool) -> str:
-    program = one_layer(_attention(*(ON_SHIM_HEADS if shim else HEADS)))
+    program = one_layer(usual_attention(*(ON_SHIM_HEADS if shim else HEADS)))
     made = CudaRunner(spec_of(program, "bfloat16"), program, random_weights(program, kind, 1), library)
     try:
         return ahead_off(made)
@@ -128,7 +128,7 @@ def _ahead(library: CudaLibrary, kind: torch.dtype | tuple[int, int], shim: bool
         made.close()
 
 
-def _attention(heads: int, kv_heads: int, head_dim: int) -> Program:
+def usual_attention(heads: int, kv_heads: int, head_dim: int) -> Program:
     """Returns a program of which the trial takes the attention and the kind of its matrix."""
     ops = (
         p.RopeAppend("qkv", 0, None, None, 1e-6, "q"),

@@ -110,7 +110,9 @@ class BatchBuilder:
         return StepBatch(
             _padded(tokens).to(self._device),
             tuple((cos.to(self._device), sin.to(self._device)) for cos, sin in rope_angles),
-            torch.tensor([page for item in items for page in _begun(item)], dtype=torch.int64, device=self._pages),
+            torch.tensor(
+                [page for item in items for page in begun_pages(item)], dtype=torch.int64, device=self._pages
+            ),
             self._slots(items, positions),
             {window: tuple(self._jobs(items, window)) for window in self._windows},
             _padded(rows).to(self._device),
@@ -246,7 +248,7 @@ def _token_pages(item: SequenceStep) -> Ints:
     return np.asarray(item.pages[first : int(at[-1]) + 1], np.int64)[at - first]
 
 
-def _begun(item: SequenceStep) -> Iterator[int]:
+def begun_pages(item: SequenceStep) -> Iterator[int]:
     """Yields the page that the step begins and doesn't fill, if there is one."""
     block, filled = divmod(item.start + len(item.tokens), BLOCK_TOKENS)
     if filled and block * BLOCK_TOKENS >= item.start:

@@ -21,15 +21,16 @@ COPY_BYTES = 64 << 20  # of one copy, which takes as much memory again on either
 
 
 class CardPages:
-    """Mirrors ``host``, (pages, bytes of a page) uint8, on ``device``; ``memory`` is the copy. Raises ConfigError
-    if there is too little memory.
+    """Mirrors ``host``, (pages, bytes of a page) uint8, on ``device``; ``memory`` is the copy and a spare page
+    behind it, for rows of no sequence. Raises ConfigError if there is too little memory.
     """
 
     def __init__(self, host: Tensor, device: str) -> None:
         self._host, self._resident = host, PageResidency(len(host))
         self._at_once = max(1, COPY_BYTES // host.shape[1])
         try:
-            self.memory = torch.empty(host.shape, dtype=torch.uint8, device=device)
+            # zeros, because a step's trial reads pages before they have anything in them
+            self.memory = torch.zeros((len(host) + 1, host.shape[1]), dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError as error:
             text = f"device {device}: the card has no {host.numel() / (1 << 30):.2f} GiB for KV pages: {error}"
             raise ConfigError(f"{text}; lower worker.kv_memory_bytes or worker.pages", "kv_memory_bytes") from error

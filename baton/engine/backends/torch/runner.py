@@ -17,8 +17,10 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.sequence_checks import require_computable
 from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import BatchBuilder, StepBatch
+from baton.engine.backends.torch.capture import Capture
 from baton.engine.backends.torch.card_ops import CardOps
 from baton.engine.backends.torch.card_pages import CardPages
+from baton.engine.backends.torch.decode_graphs import DecodeGraphs, captures
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages, Registers
 from baton.engine.checkpoints.weights import Weights
 from baton.engine.plan import ModelSpec, PooledStates, SequenceStep, StepPlan, StepResult
@@ -36,7 +38,8 @@ class TorchRunner:
     """Implements ``Runner`` by torch's ops. One thread at a time may call it.
 
     ``card`` is the device on which KV pages are mirrored; empty: they are read where they are. ``ops`` compute
-    there what torch doesn't.
+    there what torch doesn't. ``capture`` makes graphs of decodes there; None: their ops are launched one by one.
+    ``tell`` is called with the graphs once they are there.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class TorchRunner:
         adapters: AdapterBase | None = None,
         ops: CardOps = CardOps(),
         card: str = "",
+        capture: Capture | None = None,
+        tell: Callable[[DecodeGraphs], None] | None = None,
     ) -> None:
         self.spec, self.work = spec, work
         self.adapters = None if adapters is None else TorchAdapters(adapters)
@@ -64,6 +69,9 @@ class TorchRunner:
         self._card = card
         self._mirror: CardPages | None = None
         self._pages = 0
+        self._capture = capture if capture is not None and captures(program) else None
+        self.graphs: DecodeGraphs | None = None
+        self._tell = tell
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as the KV pages, [page][layer][k|v][16][kv_heads][head_dim]. Raises ConfigError if the
@@ -77,8 +85,24 @@ class TorchRunner:
         flat = memory.view(-1).view(self._dtype)
         rows = flat.view(-1, p.kv_heads * p.head_dim)
         blocks = flat.view(-1, BLOCK_TOKENS, p.kv_heads, p.head_dim)
-        self._kv = KvPages(flat.view(pages, -1), rows, blocks, memory)
-        self._pages = pages
+        self._kv = KvPages(flat.view(len(memory), -1), rows, blocks, memory)
+        self._pages, self.graphs = pages, None
+
+    def warm(self, sequences: int, chunk: int, drafts: int = 0) -> None:
+        """Captures the steps of up to ``sequences`` decodes, where graphs are made. Raises ConfigError if that left
+        the card unusable.
+        """
+        kv = self._kv
+        if self._capture is None or self._mirror is None or kv is None:
+            return
+        made = DecodeGraphs(
+            self._program, self._interpreter, kv, self._dtype, self._capture, lambda plan: self._computed(plan, kv)
+        )
+        with torch.inference_mode():
+            made.warm(sequences, self.spec.max_model_len)
+        self.graphs = made
+        if self._tell is not None:
+            self._tell(made)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes a step and returns its results. If it raises, the whole step has failed and may be run again,
@@ -107,6 +131,8 @@ class TorchRunner:
         return self._chosen(plan, *found, began)  # a request at fault here leaves the pages current
 
     def _computed(self, plan: StepPlan, kv: KvPages) -> tuple[StepBatch, Registers]:
+        if self.graphs is not None and (found := self.graphs.step(plan.items)) is not None:
+            return found
         batch = self._builder.build(plan)
         return batch, self._interpreter.registers(batch, kv)
 

@@ -114,7 +114,7 @@ def test_it_is_compared_only_where_the_doctor_found_it_right_on_this_card(
 ) -> None:
     monkeypatch.setenv(CACHE_ENV, str(tmp_path))
     monkeypatch.setattr(load, "require", lambda: H100)
-    program = one_layer(card_trials._attention(4, 2, 16))
+    program = one_layer(card_trials.usual_attention(4, 2, 16))
     weights = random_weights(program, kind, 1)
     assert not load.is_right_at_once(program, weights), "nothing is kept"
     card_trials.save_record(CardTrials("NVIDIA H100", 1e9, {}, (), at_once), H100)
@@ -126,5 +126,5 @@ def test_without_a_card_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> 
         raise ConfigError("no NVIDIA driver is here", "device")
 
     monkeypatch.setattr(load, "require", refuse)
-    program = one_layer(card_trials._attention(4, 2, 16))
+    program = one_layer(card_trials.usual_attention(4, 2, 16))
     assert not load.is_right_at_once(program, random_weights(program, torch.bfloat16, 1))

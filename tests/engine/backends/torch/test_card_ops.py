@@ -199,9 +199,10 @@ def test_a_card_without_room_for_the_mirror_ends_the_start_with_what_to_do(monke
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("8 bytes are free")
 
-    monkeypatch.setattr(torch, "empty", full)
+    monkeypatch.setattr(torch, "zeros", full)
+    host = torch.empty((2, 8), dtype=torch.uint8)
     with pytest.raises(ConfigError, match=r"no 0\.00 GiB for KV pages: 8 bytes.*lower worker\.kv_memory_bytes"):
-        CardPages(torch.zeros((2, 8), dtype=torch.uint8), "cpu")
+        CardPages(host, "cpu")
 
 
 def test_draws_are_those_of_torch_by_the_same_numbers() -> None:
