@@ -11,6 +11,7 @@ import msgspec
 from baton.drill.language.oracle import VOCABULARY
 from baton.drill.machines.network import KEEPALIVE_S
 from baton.drill.operated import with_cancelled_jobs, with_keys, with_pins, with_scales
+from baton.drill.overload import overloaded, with_few_places
 from baton.drill.scenario import (
     ABRUPT,
     AIMED,
@@ -113,6 +114,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     )
     if faults and random.Random(f"pace {seed}").random() < SLOW_SHARE:
         drawn = msgspec.structs.replace(drawn, step_s=SLOW_STEP_S)
+    if random.Random(f"overloaded {seed}").random() < size.overloaded:
+        return overloaded(drawn)
     if flooded:
         return drawn
     for special in specials:
@@ -123,7 +126,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     drawn = with_cancelled_jobs(drawn, size.cancelled_jobs)
     drawn = with_keys(with_scales(with_pins(drawn, span, size.pinned), span, size.scaled), span, size.keyed)
     drawn = with_selection(with_floats(drawn, size.floats), size.selected)
-    return with_steps_ahead(with_hosts(drawn, span, size.kinds, size.hosted), size.ahead)
+    drawn = with_steps_ahead(with_hosts(drawn, span, size.kinds, size.hosted), size.ahead)
+    return with_few_places(drawn, size.narrow)
 
 
 def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:

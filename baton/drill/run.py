@@ -30,8 +30,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
     seed: int
     violations: tuple[str, ...]  # empty if every invariant held
-    answered: int  # choices; likewise ``failed`` and ``cancelled``
+    answered: int  # choices; likewise ``failed``, ``cancelled``
     failed: int
+    refused: int  # requests for want of room, time or rate
     cancelled: int
     virtual_s: float  # seconds that passed in the simulation
     took_s: float  # CPU seconds that the run took really
@@ -77,6 +78,7 @@ def _played(scenario: Scenario, keep_story: bool, first_only: bool) -> Verdict:
         tuple(judge.violations),
         judge.answered,
         judge.failed,
+        world.queues.count(),
         judge.cancelled,
         loop.true_time(),
         time.process_time() - began,

@@ -63,7 +63,7 @@ PEER = "peer"  # the other end of an aimed fault: who has the request's other ha
 AIM_S = 15.0  # seconds for which an aimed fault waits for its request's phase at most
 SLOW_STEP_S = 0.1  # seconds of a step with which answers go on for so long that faults meet them
 ABRUPT = 100.0  # the factor of a fault of weights whose worker ends without draining
-FLOODING = ("flood", "drop")  # tenants that are held against fair shares
+FLOODING = ("flood", "drop", "rare")  # tenants that are held against fair shares
 Tools = Literal["", "auto", "named", "required"]
 FORCED = ("named", "required")  # tools of which a call is demanded
 POLICIES = ("cost", "round_robin", "least_loaded")
@@ -95,6 +95,8 @@ class Request(msgspec.Struct, frozen=True):
     tensors: bool = False  # whether text is asked, over either, by the Open Inference Protocol
     ranking: Ranking | None = None  # documents that are to be ranked over HTTP; the prompt is the first one's
     key: int | None = None  # index of the client's API key in the scenario's; -1: one that nobody made; None: none
+    model: int = 0  # index of the model that is asked
+    slo_ttft_s: float = 0.0  # seconds in which the first token is to come, else the request may be refused; 0: none
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -172,6 +174,14 @@ class ClientKey(msgspec.Struct, frozen=True):
     tenant: str
     revoked_at: float | None = None  # seconds after the start at which an operator revokes it; None: never
     bound_elsewhere: bool = False
+    weight: float = 1.0  # of the tenant
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """A tenant that contends for full queues, and its share."""
+
+    name: str
+    weight: float = 1.0
 
 
 class PageKind(NamedTuple):
@@ -225,6 +235,10 @@ class Scenario(msgspec.Struct, frozen=True):
     room: int = 0  # workers that the placer has room for; 0: for all
     most_workers: int = 0  # up to which the controller adds some; 0: it adds and removes none
     keys: tuple[ClientKey, ...] = ()  # without which nobody is answered over HTTP and gRPC; none: no key is needed
+    max_queue: int = 10_000  # requests of a model and a context class that wait at a router, at most
+    short_tokens: int = 0  # prompt tokens of the first of two context classes, at most; 0: all prompts are of one
+    models: int = 1  # of which a role's workers serve one each in turn
+    tenants: tuple[Tenant, ...] = ()  # whose requests are more than fit in the queues; none: nothing is held strictly
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -295,3 +309,5 @@ class Size(msgspec.Struct, frozen=True):
     ahead: float = 0.25  # share of scenarios without them in which decode workers plan steps ahead
     drafted: float = 0.25  # share of scenarios whose decode workers speculate
     split: float = 0.05  # share of scenarios in which routers lose a batch job to one another
+    overloaded: float = 0.1  # share of scenarios in which tenants contend for full queues, without faults
+    narrow: float = 0.15  # share of the others with faults in which queues have few places

@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from baton.cluster.store.patience import WAIT_S
 from baton.drill.checks.adapters import AdapterLedger
-from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.keys import KeyWitness
+from baton.drill.checks.queues import QueueWitness
 from baton.drill.checks.watch import Departed, Witnesses
 from baton.drill.coverage import Coverage
 from baton.drill.faults import FaultInjector
@@ -56,6 +57,9 @@ REACHED = (*ENDING, "weights", "index_lies", "tier_fails", "cancel_again", "hold
 PATIENT = 0.25  # share of runs that wait for the last lease's time, though nothing seems to be left
 LOOK_S, QUIET_S = 0.5, 3.0  # seconds between two looks at what is left, and after the last one
 LATEST = 1.2  # times its time that a pin lasts at most, by a clock that drifts
+# What a request that finds room needs until an engine has it, beside WAIT_S for a store that is late: delays,
+# and seconds.
+WAY_DELAYS, WAY_S = 15, 0.02
 PROBES_FROM = 1_000_000  # numbers of the requests that are asked at rest
 PLACED_S = 20.0  # seconds after which workers that were asked for have come, and others have left
 PROBE_S = 30.0  # seconds within which one of them is answered
@@ -85,6 +89,9 @@ class World:
         self.operators: AdapterOperators | None = None
         self.pins: PinClients | None = None
         self.judge.keys = KeyWitness(scenario.keys, self.judge.violated)
+        way_s = (0.0 if scenario.tenants else WAIT_S) + WAY_S + WAY_DELAYS * scenario.delay_s
+        self.queues = QueueWitness(scenario, way_s, self.judge.violated)
+        self.judge.queue_refuses = self.queues.strict
         self.keys = SimulatedKeys(scenario.keys, scenario.requests_per_min, self.judge.keys, self.tell)
         self._rng = rng
         self._disks = Path(tempfile.mkdtemp(prefix="baton-drill-")) if scenario.disk_pages else Path("/nowhere")
@@ -103,8 +110,8 @@ class World:
         prefill, decode = own.slots
         roles = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(decode)]
         departed: Departed = {}
-        fairness, aims = FairnessWitness(), Aims()
-        witnesses = Witnesses(self.judge.violated, {}, departed, fairness, self._pinned, self.judge.length)
+        queues, aims = self.queues, Aims()
+        witnesses = Witnesses(self.judge.violated, {}, departed, queues, self._pinned, self.judge.length)
         kinds = {fault.kind for fault in own.faults}
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
@@ -142,11 +149,11 @@ class World:
             self.judge,
             self.tell,
             own.requests_per_min,
-            departed,
-            fairness,
-            own.delay_s,
-            ledger,
-            self.network,
+            queues=queues,
+            tenants=own.tenants,
+            departed=departed,
+            ledger=ledger,
+            network=self.network,
         )
         self.operators = AdapterOperators(files, ledger, self.routers, self.tell) if files else None
         if own.pins:
@@ -155,8 +162,8 @@ class World:
         await self._let_pins_go()
         await self._hold_numbers()
         await self._come_to_rest()
-        for unfair in fairness.unfair():
-            self.judge.violated(unfair)
+        for unjust in queues.unjust():
+            self.judge.violated(unjust)
         await self._probe(clients)
         self._at_rest()
         await self._end()

@@ -15,6 +15,7 @@ import orjson
 
 from baton.drill.checks import chat, messages, responses, tensors, text
 from baton.drill.checks.keys import LET_IN, REFUSALS, KeyWitness
+from baton.drill.checks.queues import FULL, OVER_RATE
 from baton.drill.checks.ranking import wrong_ranking
 from baton.drill.language import oracle
 from baton.drill.scenario import PrefixPin, Request
@@ -29,9 +30,6 @@ OF_ADAPTERS = {
     "model_not_found", "weights_gone", "adapter_not_loaded", "adapters_full", "no_worker", "unavailable",
 }  # fmt: skip
 
-
-# Codes of a request that is over its key's rate: over gRPC, by OpenAI's names, and by Anthropic's.
-OVER_RATE = {"quota_exceeded", "rate_limit_exceeded", "rate_limit_error"}
 # Ends of a gRPC call that no handler chose: its connection, its time, or the server that stops.
 UNTYPED = {"status UNAVAILABLE", "status CANCELLED", "status DEADLINE_EXCEEDED"}
 
@@ -58,6 +56,7 @@ class Judge:
         self.violations: list[str] = []
         self.keys = KeyWitness((), self.violated)
         self.short_of_memory = False  # whether a handler may fail before it has begun
+        self.queue_refuses = False  # whether queues are too small for all, which is judged elsewhere
         self._halt = halt
         self._alike: defaultdict[tuple[str, tuple[int, ...]], list[Request]] = defaultdict(list)
         for request in requests:  # by what two requests must have in common to share a block
@@ -79,9 +78,13 @@ class Judge:
         to blame.
         """
         self.failed += 1
-        limited = request.tenant and isinstance(error, QuotaExceeded)
+        limited = (request.tenant and isinstance(error, QuotaExceeded)) or self._no_room(error)
         if not self._faulty and not limited and not _for_its_adapter(request, error):
             self.violated(f"request {request.number}: refused without a fault: {error}")
+
+    def _no_room(self, error: BaseException) -> bool:
+        """Returns whether ``error`` says that a queue has no room or no time, where that is to be expected."""
+        return self.queue_refuses and isinstance(error, BatonError) and error.label == FULL
 
     def charged(self, request: Request, now: float) -> None:
         """Stores that the rate of the request's key, or of its tenant, admitted it at ``now`` (loop time)."""
@@ -133,7 +136,8 @@ class Judge:
             scored = request.sampling.pooling or request.sampling.prompt_logprobs is not None
             if self._spared and isinstance(error, WorkerLost) and not scored:
                 self.violated(f"{name}: lost though fewer workers ended than it had tries: {error.message}")
-            if not self._faulty and request.deadline_after is None and not _for_its_adapter(request, error):
+            excused = request.deadline_after is not None or self._no_room(error)
+            if not self._faulty and not excused and not _for_its_adapter(request, error):
                 self.violated(f"{name}: failed without a fault: {error.label}: {error.message}")
 
     def replied(self, request: Request, status: int, body: bytes) -> str:
@@ -196,6 +200,7 @@ class Judge:
             self.violated(f"request {request.number}: lost though fewer workers ended than it had tries")
         excused = request.deadline_after is not None or (request.adapter and error in OF_ADAPTERS)
         excused = excused or (request.key is not None and error in OVER_RATE)
+        excused = excused or (self.queue_refuses and error == FULL)
         if not self._faulty and not excused:
             self.violated(f"request {request.number}: failed without a fault: {error}")
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.keys import salt_of
+from baton.drill.checks.queues import QueueWitness
 from baton.drill.language.grammar import alike
 from baton.drill.scenario import Phase, Request
 from baton.protos import channel as ch
@@ -35,7 +35,7 @@ class Witnesses(NamedTuple):
     violated: Violated
     answers: Answers
     departed: Departed
-    fairness: FairnessWitness
+    queues: QueueWitness
     pinned: Callable[[], None] = lambda: None
     whole: Callable[[Request, int], int] = lambda request, choice: 0
 
@@ -60,7 +60,7 @@ class EngineWitness:
     ) -> None:
         self._reached = reached
         self._adapters, self._name, self._requests, self._ttl_s = adapters, name, requests, lease_ttl_s
-        self.violated, self._answers, self._departed, self._fairness, self._pinned, self._whole = witnesses
+        self.violated, self._answers, self._departed, self._queues, self._pinned, self._whole = witnesses
         self._progress: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
         self._cancelled: set[int] = set()  # requests whose cancel an earlier turn has taken
@@ -71,7 +71,7 @@ class EngineWitness:
     def told(self, message: ch.ToEngine, now: float, true: float) -> None:
         """Checks and stores a message that the engine receives as its clock shows ``now``, at the time ``true``."""
         if isinstance(message, ch.Admit | ch.Prefill):
-            self._fairness.ends(number_of(message.request.request_id), true, placed=True)
+            self._queues.ends(number_of(message.request.request_id), true, placed=True)
             self._hold(message.request)
             is_admit = isinstance(message, ch.Admit)
             self._reached(number_of(message.request.request_id), "admitted" if is_admit else "reading")
@@ -104,6 +104,7 @@ class EngineWitness:
                 self._wanted(written, true)
                 for number, _ in written:
                     self._reached(number, "writing")
+                    self._queues.writes(number, true)
                 self._nearly_ended(message.outputs)
         self._cancelled |= self._leaving
         self._leaving.clear()

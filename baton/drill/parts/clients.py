@@ -11,28 +11,24 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from baton.cluster.store.patience import WAIT_S
 from baton.drill.checks.adapters import AdapterLedger
-from baton.drill.checks.fairness import FairnessWitness, Wait
 from baton.drill.checks.judge import UNTYPED, Judge
+from baton.drill.checks.queues import QueueWitness
 from baton.drill.checks.watch import Departed
 from baton.drill.loop import seeded_loop
 from baton.drill.machines.clock import CLOCK
 from baton.drill.machines.network import Network
-from baton.drill.parts.engine import MODEL_ID
+from baton.drill.parts.engine import model_id_of
 from baton.drill.parts.grpc_calls import GrpcCall
 from baton.drill.parts.http import NUMBER, HttpCall, asked_over_http
 from baton.drill.parts.router import RouterParts, SimulatedRouter
-from baton.drill.scenario import FLOODING, Request
-from baton.protos.errors import BatonError, ModelNotFound
+from baton.drill.scenario import FLOODING, Request, Tenant
+from baton.protos.errors import BatonError, ModelNotFound, QuotaExceeded
 from baton.router.access.keys import ApiKey
 from baton.router.answer.stream import QUEUED_PIECES
-from baton.router.dispatch.fair_queue import work_of
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceStream, RouterRequest
 
-# What a request that finds room needs until an engine has it, beside WAIT_S for a store: delays, and seconds
-WAY_DELAYS, WAY_S = 15, 0.02
 LATE_S = 1.0  # seconds that a request may end after its deadline, beside its reader's own pause
 PATIENCE_S = 30.0  # seconds that a client waits for its router to be up
 
@@ -41,7 +37,7 @@ class Clients:
     """Plays the clients of a run against its routers; ``tell`` (who, what) adds a line to the story.
 
     ``requests_per_min`` is each tenant's rate limit, 0 for none. ``departed`` collects when clients stopped
-    waiting. ``delay_s`` is the network's least delay in one direction.
+    waiting, ``queues`` what waits at routers. ``tenants`` have weights.
     """
 
     def __init__(
@@ -50,15 +46,17 @@ class Clients:
         judge: Judge,
         tell: Callable[[str, str], None],
         requests_per_min: int = 0,
+        *,
+        queues: QueueWitness,
+        tenants: Sequence[Tenant] = (),
         departed: Departed | None = None,
-        fairness: FairnessWitness | None = None,
-        delay_s: float = 0.0,
         ledger: AdapterLedger | None = None,
         network: Network | None = None,
     ) -> None:
         self._network = network
         self._ledger = ledger
-        self._fairness, self._way_s = fairness or FairnessWitness(), WAIT_S + WAY_S + WAY_DELAYS * delay_s
+        self._queues = queues
+        self._weights = {tenant.name: tenant.weight for tenant in tenants}
         self._routers, self._judge, self._tell, self._per_min = routers, judge, tell, requests_per_min
         self._departed: Departed = {} if departed is None else departed
 
@@ -87,15 +85,18 @@ class Clients:
         loop = seeded_loop()
         try:
             parts = await self._up(router)
+            self._queues.asked(request, loop.true_time())
             await self._charge(parts, request)
             adapter = await self._adapter(parts, request)
-            streams = parts.core.dispatcher.open(asked(request, loop.time(), adapter))
+            self._queues.asked(request, loop.true_time())
+            weight = self._weights.get(request.tenant, 1.0)
+            streams = parts.core.dispatcher.open(asked(request, loop.time(), adapter, weight))
         except (BatonError, TimeoutError) as error:
             self._tell(name, f"is refused: {getattr(error, 'label', 'no router')}")
+            self._is_refused(request, error, at_once=not isinstance(error, QuotaExceeded))
             self._judge.refused(request, error)
             return
         self._tell(name, f"asks {len(request.prompt)} tokens, n {request.n}")
-        self._waits(request, loop.true_time())
         for after in request.cancels:
             for stream in streams:
                 loop.call_later(after, self._leave, request, stream)
@@ -130,6 +131,7 @@ class Clients:
         what = "an embedding" if request.sampling.pooling else "text"
         self._tell(name, f"asks for {what} of {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
         self._judge.keys.asked(request.number, seeded_loop().true_time())
+        self._queues.asked(request, seeded_loop().true_time())
         began, process = loop.time(), router.process
         replying = process.spawn(call.play(parts.app), f"http {name}")
         for after in request.cancels:
@@ -155,6 +157,7 @@ class Clients:
         assert self._network is not None
         self._tell(name, f"asks over gRPC for {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
         self._judge.keys.asked(request.number, seeded_loop().true_time())
+        self._queues.asked(request, seeded_loop().true_time())
         call, process = GrpcCall(self._network, router.name, request), router.process
         for after in request.cancels[:1]:
             seeded_loop().call_later(after, self._hangs_up, request, call)
@@ -167,7 +170,9 @@ class Clients:
                 name, f"{'left' if call.left.is_set() else 'lost its router'} after {len(call.chunks)} messages"
             )
         else:
-            self._tell(name, f"{self._judge.replied_over_grpc(request, reply)}")
+            code = self._judge.replied_over_grpc(request, reply)
+            self._queues.refused(request, code, seeded_loop().true_time(), call.advised)
+            self._tell(name, code)
 
     def _over(self, request: Request, call: HttpCall, error: BaseException | None, took: float) -> None:
         """Has the judge read a reply whose client stayed and whose router lives; ``took`` is in seconds."""
@@ -179,6 +184,7 @@ class Clients:
         if late > LATE_S + (QUEUED_PIECES + request.n + 2) * request.read_pause:  # what is written may be read late
             self._judge.violated(f"{name} ends {late:.1f} s after its deadline")
         said = self._judge.replied(request, call.status, bytes(call.body))
+        self._queues.refused(request, said, seeded_loop().true_time(), call.advised or call.status == 200)
         if request.key is not None and self._per_min and call.status == 200:
             self._judge.charged(request, seeded_loop().true_time() - took)
         self._tell(f"client {request.number}", f"status {call.status}, {said}")
@@ -192,23 +198,23 @@ class Clients:
         self._departs(request, stream.choice)
         stream.cancel("client_gone")
 
-    def _waits(self, request: Request, now: float) -> None:
-        """Registers the request with the fairness witness if its tenant is one of FLOODING."""
-        if request.tenant in FLOODING:
-            work = work_of(len(request.prompt), request.sampling.max_tokens, request.n)
-            self._fairness.came(request.number, Wait(request.router, request.tenant, work, now, now + self._way_s))
+    def _is_refused(self, request: Request, error: BaseException, at_once: bool = False) -> None:
+        """Tells the witness of queues that the request ended with ``error``."""
+        if isinstance(error, BatonError):
+            now, advised = seeded_loop().true_time(), error.retry_after_s > 0
+            self._queues.refused(request, error.label, now, advised, at_once)
 
     def _departs(self, request: Request, choice: int) -> None:
         """Stores that the client stopped waiting for choice ``choice`` at this time."""
         now = seeded_loop().true_time()
         self._departed.setdefault((request.number, choice), now)
-        self._fairness.ends(request.number, now, placed=False)
+        self._queues.ends(request.number, now, placed=False)
 
     async def _charge(self, parts: RouterParts, request: Request) -> None:
         """Charges the request to its tenant's rate limit, as the router's API handlers do. Raises QuotaExceeded."""
         if request.tenant and self._per_min and request.tenant not in FLOODING:
             key = ApiKey(request.tenant, request.tenant, "", requests_per_min=self._per_min)
-            await parts.gate.charge(key, MODEL_ID, request.n, len(request.prompt))
+            await parts.gate.charge(key, model_id_of(request.model), request.n, len(request.prompt))
             self._judge.charged(request, seeded_loop().true_time())
 
     async def _adapter(self, parts: RouterParts, request: Request) -> str:
@@ -252,6 +258,8 @@ class Clients:
             raise
         except Exception as raised:
             error = raised
+        if error is not None:
+            self._is_refused(request, error)
         self._departs(request, stream.choice)
         self._judge.ended(request, stream, tokens, logprobs, error)
         late = asyncio.get_running_loop().time() - asked_at - (request.deadline_after or math.inf)
@@ -261,14 +269,14 @@ class Clients:
         self._tell(f"client {request.number}", f"choice {stream.choice}: {len(tokens)} tokens, {label}")
 
 
-def asked(request: Request, now: float, adapter: str = "") -> RouterRequest:
+def asked(request: Request, now: float, adapter: str = "", weight: float = 1.0) -> RouterRequest:
     """Returns ``request`` as the router's dispatcher takes it, on ``adapter`` (an id); ``now`` is the loop time
-    that its deadline counts from.
+    that its deadline counts from, ``weight`` its tenant's.
     """
-    key = ApiKey(request.tenant, request.tenant, "") if request.tenant else None
+    key = ApiKey(request.tenant, request.tenant, "", weight=weight) if request.tenant else None
     return RouterRequest(
         request_id=f"r{request.number}",
-        model_id=MODEL_ID,
+        model_id=model_id_of(request.model),
         token_ids=request.prompt,
         sampling=request.sampling,
         n=request.n,
@@ -277,5 +285,6 @@ def asked(request: Request, now: float, adapter: str = "") -> RouterRequest:
             adapter_id=adapter,
             deadline=None if request.deadline_after is None else now + request.deadline_after,
             key=key,
+            slo_ttft_s=request.slo_ttft_s,
         ),
     )

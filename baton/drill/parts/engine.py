@@ -47,6 +47,13 @@ from baton.protos.channel import EngineReady, ToEngine, ToIo
 from baton.protos.measurements import StepSample
 
 MODEL_ID = "m"
+
+
+def model_id_of(model: int) -> str:
+    """Returns the id of the scenario's model number ``model``."""
+    return f"{MODEL_ID}{model}" if model else MODEL_ID
+
+
 IDLE_LOOK_S = 0.5  # seconds between two looks of an engine that hears nothing
 SPIN_S = 0.001  # seconds of a turn that computes nothing and says that there may be more to do
 AT_ONCE = 0.5  # share of the turns whose first words are told before the step's end

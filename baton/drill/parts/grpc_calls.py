@@ -6,15 +6,16 @@ Knows nothing of what an answer must be.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
+from google.protobuf.any_pb2 import Any
 from google.rpc import error_details_pb2, status_pb2
 
 from baton.drill.checks.tensors import read_messages, said_code
 from baton.drill.checks.text import TextReply
 from baton.drill.machines.network import Network
-from baton.drill.parts.engine import MODEL_ID
+from baton.drill.parts.engine import model_id_of
 from baton.drill.parts.http import NUMBER, WIRE_NUMBER, fields_of, key_of
 from baton.drill.parts.tensor_calls import tensors_message
 from baton.drill.rpc.client import Channel
@@ -35,6 +36,7 @@ class GrpcCall:
 
     def __init__(self, network: Network, router: str, request: Request) -> None:
         self.left, self.chunks = asyncio.Event(), list[Message]()
+        self.advised = False  # whether an error came with the time after which to ask again
         self._request = request
         self._channel = Channel(network, f"client-{request.number}", f"{router}:8001")
 
@@ -51,6 +53,7 @@ class GrpcCall:
             await self._read(call)
             return self._reply("")
         except grpc.aio.AioRpcError as error:
+            self.advised = advises(error)
             return self._reply(code_of(error))
         except asyncio.CancelledError:
             if not self.left.is_set():
@@ -107,7 +110,7 @@ class Numbering(grpc.aio.ServerInterceptor):
 def asked_over_grpc(request: Request) -> pb.GenerateRequest:
     """Returns ``request`` as a client of the gRPC service sends it."""
     return pb.GenerateRequest(
-        model=MODEL_ID,
+        model=model_id_of(request.model),
         tokens=pb.TokenIds(ids=request.prompt),
         sampling=convert.sampling_to_pb(request.sampling),
         n=request.n,
@@ -119,13 +122,22 @@ def asked_over_grpc(request: Request) -> pb.GenerateRequest:
 
 def code_of(error: grpc.aio.AioRpcError) -> str:
     """Returns the code of a failed call: the reason in its details, or the name of its status where it has none."""
+    info = error_details_pb2.ErrorInfo()
+    if any(detail.Unpack(info) for detail in _details(error)):
+        return info.reason.lower()
+    return f"status {error.code().name}"
+
+
+def advises(error: grpc.aio.AioRpcError) -> bool:
+    """Returns whether the details of a failed call say when to ask again."""
+    info = error_details_pb2.RetryInfo()
+    return any(detail.Unpack(info) for detail in _details(error)) and info.retry_delay.ToNanoseconds() > 0
+
+
+def _details(error: grpc.aio.AioRpcError) -> Iterator[Any]:
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS:
-            for detail in status_pb2.Status.FromString(value).details:
-                info = error_details_pb2.ErrorInfo()
-                if detail.Unpack(info):
-                    return info.reason.lower()
-    return f"status {error.code().name}"
+            yield from status_pb2.Status.FromString(value).details
 
 
 def reply_of(chunks: Sequence[pb.GenerateChunk | pb.GenerateResponse], error: str) -> TextReply:

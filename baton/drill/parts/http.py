@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Scope
 from baton.drill.language.grammar import JSON
 from baton.drill.language.ranking import Ranking
 from baton.drill.language.vocabulary import ROLES, TOOLS
-from baton.drill.parts.engine import MODEL_ID
+from baton.drill.parts.engine import model_id_of
 from baton.drill.parts.tensor_calls import HEADER_LENGTH, tensors_body, tensors_path
 from baton.drill.scenario import FORCED, Request
 from baton.router.request.environment import Environment
@@ -71,6 +71,7 @@ class HttpCall:
 
     def __init__(self, asks: HttpAsk) -> None:
         self.status, self.body, self.over = 0, bytearray(), False
+        self.advised = False  # whether an error came with the time after which to ask again
         self.left = asyncio.Event()
         self._asks, self._is_told = asks, False
 
@@ -92,6 +93,7 @@ class HttpCall:
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.advised = int(dict(message["headers"]).get(b"retry-after", b"0")) > 0
             return
         self.body += message.get("body", b"")
         self.over = not message.get("more_body", False)
@@ -137,7 +139,7 @@ def path_of(request: Request) -> str:
 
 def body_of(request: Request) -> bytes:
     """Returns the body of ``request`` as a client of OpenAI's endpoints sends it."""
-    own, model = request.sampling, request.adapter or MODEL_ID
+    own, model = request.sampling, request.adapter or model_id_of(request.model)
     if request.ranking is not None:
         return orjson.dumps({"model": model, "cache_salt": _salt(request)} | _of_ranking(request.ranking))
     if own.pooling:

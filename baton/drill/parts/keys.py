@@ -38,7 +38,7 @@ class SimulatedKeys:
                 self.path,
                 [admin]
                 + [
-                    _entry(i, key.tenant, requests_per_min=per_min, models=bound[key.bound_elsewhere])
+                    _entry(i, key.tenant, requests_per_min=per_min, models=bound[key.bound_elsewhere], weight=key.weight)
                     for i, key in enumerate(keys)
                 ],
             )

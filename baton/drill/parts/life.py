@@ -22,7 +22,7 @@ from baton.drill.checks.watch import EngineWitness
 from baton.drill.machines.process import Process
 from baton.drill.models.pages import kind_of
 from baton.drill.parts.adapters import LIMITS
-from baton.drill.parts.engine import MODEL_ID, SimulatedEngine
+from baton.drill.parts.engine import SimulatedEngine, model_id_of
 from baton.drill.parts.far_host import SimulatedHost
 from baton.drill.parts.figures import meterless_machine, metrics_of
 from baton.drill.parts.slot import Slot
@@ -311,7 +311,7 @@ class Life:
             self.worker.slot,
             self.role,
             "/nowhere",
-            model_name=MODEL_ID,
+            model_name=model_id_of(self.worker.model),
             device="paced:drill",
             kv_transport="grpc",
             namespace=NAMESPACE,

@@ -28,7 +28,7 @@ from baton.cluster.membership import PolledRoster, connect
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.prefix_pins import PrefixPinStore
-from baton.cluster.sections.router import RouterConfig
+from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClassSection, RouterConfig
 from baton.cluster.store.buckets import RateBuckets
 from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
@@ -202,7 +202,12 @@ class SimulatedRouter:
         def wall_clock() -> float:
             return EPOCH_S + clock() + self.wall_ahead_s
 
-        config = RouterConfig(policy=own.policy, local_prefill_max_tokens=own.local_max, max_queue=10_000)
+        config = RouterConfig(
+            policy=own.policy,
+            local_prefill_max_tokens=own.local_max,
+            max_queue=own.max_queue,
+            context_classes=_classes(own.short_tokens),
+        )
         redis = connect(URL, connections(self._network, self.process.name))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(redis.aclose)
@@ -289,6 +294,13 @@ class SimulatedRouter:
         quotas = Quotas(gate, given.metrics, core.decisions, ContextClasses(config.context_classes))
         made = make_generation(config, core.dispatcher, catalog, quotas, NoMetering(), environment)
         return msgspec.structs.replace(made, grammars=cast(GrammarCheck, SimulatedCheck(self._rng)))
+
+
+def _classes(short_tokens: int) -> tuple[ContextClassSection, ...]:
+    """Returns the context classes: the usual ones, or two that part at ``short_tokens`` prompt tokens."""
+    if not short_tokens:
+        return DEFAULT_CLASSES
+    return ContextClassSection(name="short", max_tokens=short_tokens), ContextClassSection(name="long", max_tokens=0)
 
 
 def _app(service: GenerationService, prefixes: PrefixControl, batches: BatchStore) -> ASGIApp:

@@ -48,6 +48,7 @@ class Slot:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"{self.scenario.seed} {self.slot}")
+        self.weights = 2 * self.model  # those of another model are others
         self.requests: dict[int, Request] = {request.number: request for request in self.scenario.requests}
 
     @property
@@ -55,6 +56,11 @@ class Slot:
         """Returns the role that the slot began with, and its number among those of that role."""
         role, _, number = self.slot.rpartition("-")
         return role, int(number)
+
+    @property
+    def model(self) -> int:
+        """Returns the index of the model that the slot serves."""
+        return self.began_as[1] % self.scenario.models
 
     @property
     def hosts(self) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from baton.drill.checks.fairness import FairnessWitness
+from baton.drill.checks.queues import QueueWitness
 from baton.drill.checks.watch import Answers, EngineWitness, Witnesses
+from baton.drill.draw import draw
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
 
 
 def witnessed(answers: Answers, said: list[str], weights: str) -> EngineWitness:
-    found = EngineWitness("d", {}, 2.0, 3.0, Witnesses(said.append, answers, {}, FairnessWitness()))
+    found = EngineWitness("d", {}, 2.0, 3.0, Witnesses(said.append, answers, {}, QueueWitness(draw(0), 0.1, said.append)))
     found.weights = weights
     return found
 
