@@ -114,7 +114,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     )
     if faults and random.Random(f"pace {seed}").random() < SLOW_SHARE:
         drawn = msgspec.structs.replace(drawn, step_s=SLOW_STEP_S)
-    if random.Random(f"overloaded {seed}").random() < size.overloaded:
+    if random.Random(f"tenants {seed}").random() < size.overloaded:
         return overloaded(drawn)
     if flooded:
         return drawn

@@ -238,7 +238,9 @@ class Scenario(msgspec.Struct, frozen=True):
     max_queue: int = 10_000  # requests of a model and a context class that wait at a router, at most
     short_tokens: int = 0  # prompt tokens of the first of two context classes, at most; 0: all prompts are of one
     models: int = 1  # of which a role's workers serve one each in turn
-    tenants: tuple[Tenant, ...] = ()  # whose requests are more than fit in the queues; none: nothing is held strictly
+    tenants: tuple[
+        Tenant, ...
+    ] = ()  # whose requests are more than fit in the queues; none: nothing is held strictly
 
     @property
     def slots(self) -> tuple[int, int]:

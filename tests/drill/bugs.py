@@ -33,6 +33,8 @@ USUAL = Size(
     hosted=0.0,
     keyed=0.0,
     cancelled_jobs=0.0,
+    overloaded=0.0,
+    narrow=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
@@ -50,6 +52,7 @@ SELECTED = msgspec.structs.replace(USUAL, selected=1.0, flooded=0.0)
 ON_HOSTS = msgspec.structs.replace(USUAL, hosted=1.0, flooded=0.0)
 SCALED = msgspec.structs.replace(USUAL, scaled=1.0, flooded=0.0)
 PAGED = msgspec.structs.replace(USUAL, paged=1.0)
+OVERLOADED = msgspec.structs.replace(USUAL, overloaded=1.0, flooded=0.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
 TIERED = msgspec.structs.replace(SMALL, tiered=1.0, requests=30, seconds=8.0)
@@ -882,5 +885,76 @@ BUGS = (
         "        return await asyncio.get_running_loop().create_future()",
         size=msgspec.structs.replace(ON_HOSTS, seconds=8.0),
         faults=("cut", "break", "half_open"),
+    ),
+    Bug(
+        "a request that a full queue refuses counts as if it had been served",
+        "router/dispatch/admission.py",
+        "            self._shares.refund(pool, Place(ticket.order, load))\n",
+        "",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "a request that gives way in a full queue counts as if it had been served",
+        "router/dispatch/admission.py",
+        "            if not placed:\n                self._shares.refund(ticket.pool,",
+        "            if not placed and ticket._refusal is None:\n                self._shares.refund(ticket.pool,",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "all models share the places of a queue",
+        "router/dispatch/admission.py",
+        "if len(self._joined.get((pool, context_class), ())) >= self._max_queue:",
+        "if self._counted[context_class] >= self._max_queue:",
+        (
+            (
+                "router/dispatch/admission.py",
+                "last = self._joined[newcomer.pool, newcomer.queue][-1]",
+                "last = max((w for (_, q), ws in self._joined.items() if q == newcomer.queue for w in ws), "
+                "key=lambda w: w.order)",
+            ),
+        ),
+        size=OVERLOADED,
+    ),
+    Bug(
+        "a request that gives way in a full queue keeps its place",
+        "router/dispatch/admission.py",
+        "        if ticket.counted:\n            ticket.counted = False",
+        "        if ticket.counted and ticket._refusal is None:\n            ticket.counted = False",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "a tenant is refused as late for all that others have queued, also behind it",
+        "router/dispatch/admission.py",
+        "takewhile(lambda other: other.order < newcomer.order, waiting)",
+        "iter(waiting)",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "a tenant's weight is ignored",
+        "router/dispatch/fair_queue.py",
+        "begin + load.work / load.weight",
+        "begin + load.work",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "a full queue refuses whoever comes, whatever others have had",
+        "router/dispatch/admission.py",
+        "        if last.order < newcomer.order:",
+        "        if True:",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "a queue has no bound",
+        "router/dispatch/admission.py",
+        "(pool, context_class), ())) >= self._max_queue:",
+        "(pool, context_class), ())) >= 2 * self._max_queue:",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "a call that is refused for a full queue is charged to its key's rate",
+        "router/answer/stream.py",
+        "            opening.give_back(error)\n",
+        "",
+        size=OVERLOADED,
     ),
 )

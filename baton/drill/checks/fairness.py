@@ -76,8 +76,8 @@ class FairnessWitness:
                 apart, largest = spread(both, a), max(wait.share for wait in both)
                 if apart > SLACK * largest:
                     yield (
-                        f"router-{router}: {apart:g} tokens by their weights between tenants {a} and {b}, over {SLACK} "
-                        f"of {largest:g}"
+                        f"router-{router}: {apart:g} tokens by their weights between tenants {a} and {b}, over "
+                        f"{SLACK} of {largest:g}"
                     )
 
 

@@ -24,6 +24,8 @@ OVER_RATE = {"quota_exceeded", "rate_limit_exceeded", "rate_limit_error"}
 LATE = "deadline_exceeded"
 GIVEN_BACK_S = 0.75  # seconds after which what a refused request was charged is given back
 ROUNDING = 0.5  # requests by which a rate may seem less used than it is, because times are uncertain
+PACED = 16  # last placements by which a router's pace is told; a tenant that has none of them is idle
+FEW = 3  # requests of each other tenant that may be placed before one of an idle tenant
 EARLY_S = 0.01  # seconds by which a deadline may seem to come early, by rounding
 
 Queue = tuple[int, int, bool]  # index of the router, index of the model, whether the prompt is a long one
@@ -34,12 +36,14 @@ class Call(msgspec.Struct):
 
     request: Request
     queue: Queue
-    share: float  # tokens by the weight of its tenant
+    work: int  # tokens
+    share: float  # the same by the weight of its tenant
     asked: float
     placed: float = math.inf  # when an engine was first asked for it
     writes: float = math.inf  # when a decode worker first wrote for it
     ended: float = math.inf
-    outcome: str = ""  # the code of its error
+    outcome: str = ""  # the code of its last error, which came at ``failed``
+    failed: float = math.inf
     at_once: bool = False  # whether it was refused in the turn in which it came
 
     @property
@@ -76,7 +80,7 @@ class QueueWitness:
         weight = self._weights.get(request.tenant, 1.0)
         long = bool(self._scenario.short_tokens) and len(request.prompt) > self._scenario.short_tokens
         queue = request.router, request.model, long
-        self._calls[request.number] = Call(request, queue, work / weight, now)
+        self._calls[request.number] = Call(request, queue, work, work / weight, now)
         if request.tenant in FLOODING and not own.pooling:
             wait = Wait(request.router, request.tenant, work, now, now + self._way_s, None, False, weight)
             self.fairness.came(request.number, msgspec.structs.replace(wait, model=request.model))
@@ -100,8 +104,9 @@ class QueueWitness:
         """Stores that ``request`` ended with error ``code``; ``advised`` says whether its client was told when to
         come again. ``at_once``: in the turn in which it came to the router.
         """
+        self.ends(request.number, now, placed=False)
         call = self._calls[request.number]
-        call.ended, call.outcome, call.at_once = min(call.ended, now), code, at_once
+        call.outcome, call.failed, call.at_once = code, now, at_once
         if code == FULL and not request.slo_ttft_s:
             self.fairness.refused(request.number)
         if (code == FULL or code in OVER_RATE) and not advised:
@@ -125,9 +130,10 @@ class QueueWitness:
             return
         for call in refused:
             yield from self._punished(call, calls)
+            yield from self._kept_out(call, calls)
         for call in calls:
             after = call.request.deadline_after
-            if call.outcome == LATE and call.ended - call.asked < (after or math.inf) - EARLY_S:
+            if call.outcome == LATE and call.failed - call.asked < (after or math.inf) - EARLY_S:
                 yield f"request {call.request.number}: its deadline has not passed"
         yield from self._overfull(calls)
         yield from self._over_rates(calls)
@@ -169,9 +175,35 @@ class QueueWitness:
         for whose, shares in waiting.items():
             if whose != tenant and sum(shares) - max(shares) > owed:
                 yield (
-                    f"request {call.request.number}: refused, while tenant {whose} waits for {sum(shares):g} tokens "
-                    f"by its weight, and tenant {tenant} can have got or asked no more than {owed:g}"
+                    f"request {call.request.number}: refused, while tenant {whose} waits for {sum(shares):g} "
+                    f"tokens by its weight, and tenant {tenant} can have got or asked no more than {owed:g}"
                 )
+
+    def _kept_out(self, call: Call, calls: Sequence[Call]) -> Iterator[str]:
+        """Yields a message if the call was refused as late although its tenant was idle, so that few may come
+        before it: FEW largest requests of each tenant that waits, placed at half the pace at least.
+        """
+        slo, now, tenant, pool = call.request.slo_ttft_s, call.asked, call.request.tenant, call.queue[:2]
+        if not call.at_once or not slo:
+            return
+        placed = [c for c in calls if c.queue[:2] == pool and c.placed <= now]
+        placed = sorted(placed, key=lambda c: c.placed)[-PACED:]
+        others = [c for c in calls if c.queue[:2] == pool and c is not call and c.may_wait(now)]
+        idle = all(c.request.tenant != tenant for c in (*placed, *others))
+        full = max(self._places(call, calls, of_class=True), default=0) >= self._scenario.max_queue
+        if len(placed) < PACED or not idle or full:
+            return
+        largest = {
+            c.request.tenant: max(o.work for o in others if o.request.tenant == c.request.tenant) for c in others
+        }
+        pace = sum(c.work for c in placed) / max(0.001, now - placed[0].placed)
+        wait_s = FEW * sum(largest.values()) / (pace / 2)
+        worst = max((c.service + 2 * self._way_s for c in _begun(calls, call)), default=self._way_s)
+        if wait_s + worst < slo:
+            yield (
+                f"request {call.request.number}: refused as late, and its tenant was idle: it waits {wait_s:.2f} s "
+                f"at most, and {worst:.2f} s behind the queue, of {slo:g} s"
+            )
 
     def _waits(self, call: Call, now: float) -> bool:
         """Returns whether the call takes a place at ``now`` for certain."""
@@ -213,8 +245,8 @@ def _begun(calls: Sequence[Call], before: Call) -> Iterator[Call]:
 
 
 def _left(call: Call, calls: Sequence[Call], per_min: int) -> float:
-    """Returns what must have been left of a rate at least as ``call`` came: charged as early, and given back as late
-    as can be.
+    """Returns what must have been left of a rate at least as ``call`` came: charged as early, and given back as
+    late, as can be.
     """
     changes = [(c.asked, -c.request.n) for c in calls if c is not call and c.outcome not in OVER_RATE]
     changes += [(c.ended + GIVEN_BACK_S, c.request.n) for c in calls if c.outcome == FULL]
@@ -225,4 +257,3 @@ def _left(call: Call, calls: Sequence[Call], per_min: int) -> float:
         level = min(per_min, level + max(0.0, min(when, call.asked) - at) * per_min / 60)
         level, at = min(per_min, level + amount), max(at, min(when, call.asked))
     return min(per_min, level + max(0.0, call.asked - at) * per_min / 60)
-

@@ -38,7 +38,13 @@ class SimulatedKeys:
                 self.path,
                 [admin]
                 + [
-                    _entry(i, key.tenant, requests_per_min=per_min, models=bound[key.bound_elsewhere], weight=key.weight)
+                    _entry(
+                        i,
+                        key.tenant,
+                        requests_per_min=per_min,
+                        models=bound[key.bound_elsewhere],
+                        weight=key.weight,
+                    )
                     for i, key in enumerate(keys)
                 ],
             )

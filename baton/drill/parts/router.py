@@ -300,7 +300,9 @@ def _classes(short_tokens: int) -> tuple[ContextClassSection, ...]:
     """Returns the context classes: the usual ones, or two that part at ``short_tokens`` prompt tokens."""
     if not short_tokens:
         return DEFAULT_CLASSES
-    return ContextClassSection(name="short", max_tokens=short_tokens), ContextClassSection(name="long", max_tokens=0)
+    return ContextClassSection(name="short", max_tokens=short_tokens), ContextClassSection(
+        name="long", max_tokens=0
+    )
 
 
 def _app(service: GenerationService, prefixes: PrefixControl, batches: BatchStore) -> ASGIApp:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import chain, takewhile
 
 from baton.protos.errors import Draining, Overloaded
 from baton.router.dispatch.fair_queue import FairQueue, FairShares, Place, RequestLoad, insert, remove
@@ -48,7 +49,6 @@ class Admission:
         self._shares = FairShares()
         self._joined: dict[tuple[str, str], list[Ticket]] = {}  # in order, by pool and class
         self._counted: Counter[str] = Counter()
-        self._work: Counter[str] = Counter()
         self._placements: deque[tuple[float, float]] = deque(maxlen=PACED)
         self._bytes = 0
         self._waking: asyncio.Handle | None = None
@@ -68,10 +68,14 @@ class Admission:
                 f"requests in flight hold {self._bytes} bytes of router.max_inflight_bytes; try again later",
                 retry_after_s=self._retry_after(context_class),
             )
-        self._refuse_late(pool, context_class, load)
         ticket: Ticket = Ticket(self, pool, context_class, self._shares.order(pool, load), self._clock(), load)
-        if len(self._joined.get((pool, context_class), ())) >= self._max_queue:
-            self._make_room(ticket)
+        try:
+            self._refuse_late(ticket)
+            if len(self._joined.get((pool, context_class), ())) >= self._max_queue:
+                self._make_room(ticket)
+        except Overloaded:
+            self._shares.refund(pool, Place(ticket.order, load))
+            raise
         self._count(ticket)
         return ticket
 
@@ -129,14 +133,15 @@ class Admission:
 
     # ---- who may come in -----------------------------------------------------------------------------
 
-    def _refuse_late(self, pool: str, context_class: str, load: RequestLoad) -> None:
-        if not load.slo_ttft_s:
+    def _refuse_late(self, newcomer: Ticket) -> None:
+        slo = newcomer.load.slo_ttft_s
+        if not slo:
             return
-        wait, budget = self._wait_s(pool), self._throttle.queue_budget(context_class, load.slo_ttft_s)
+        wait, budget = self._wait_s(newcomer), self._throttle.queue_budget(newcomer.queue, slo)
         if wait > budget:
             raise Overloaded(
                 f"it would wait {wait:.2f} s in the queue; more than {budget:.2f} s would miss the "
-                f"{load.slo_ttft_s:g} s that its first token may take (its own SLO or its class's)",
+                f"{slo:g} s that its first token may take (its own SLO or its class's)",
                 retry_after_s=max(0.1, wait - budget),
             )
 
@@ -149,17 +154,23 @@ class Admission:
         )
         last = self._joined[newcomer.pool, newcomer.queue][-1]
         if last.order < newcomer.order:
-            self._shares.refund(newcomer.pool, Place(newcomer.order, newcomer.load))
             raise error
         last.shed(error)
         self.dequeue(last)
 
-    def _wait_s(self, pool: str) -> float:
-        """Seconds that a newcomer would wait, at the pace of the last placements; 0 when there is no queue."""
+    def _wait_s(self, newcomer: Ticket) -> float:
+        """Seconds until those before a newcomer in order are placed, at the pace of the last placements; 0 when
+        there is no queue. What a flood has queued behind it doesn't count.
+        """
         if len(self._placements) < ENOUGH:
             return 0.0
         elapsed = max(1e-3, self._clock() - self._placements[0][0])
-        return self._work[pool] / (sum(work for _, work in self._placements) / elapsed)
+        return self._work_before(newcomer) / (sum(work for _, work in self._placements) / elapsed)
+
+    def _work_before(self, newcomer: Ticket) -> float:
+        queues = (waiting for (pool, _), waiting in self._joined.items() if pool == newcomer.pool)
+        before = (takewhile(lambda other: other.order < newcomer.order, waiting) for waiting in queues)
+        return sum(other.load.work for other in chain.from_iterable(before))
 
     def _retry_after(self, context_class: str) -> float:
         """Seconds until the class is likely to have emptied, at the pace of the last placements."""
@@ -172,7 +183,6 @@ class Admission:
     def _count(self, ticket: Ticket) -> None:
         ticket.counted, ticket.held_bytes = True, ticket.load.size
         self._counted[ticket.queue] += 1
-        self._work[ticket.pool] += ticket.load.work  # type: ignore[assignment]
         self._bytes += ticket.held_bytes
         insert(self._joined.setdefault((ticket.pool, ticket.queue), []), ticket)
 
@@ -182,7 +192,6 @@ class Admission:
             if not placed:
                 self._shares.refund(ticket.pool, Place(ticket.order, ticket.load))
             self._counted[ticket.queue] -= 1
-            self._work[ticket.pool] -= ticket.load.work  # type: ignore[assignment]
             joined = self._joined[ticket.pool, ticket.queue]
             remove(joined, ticket)
             if not joined:
@@ -193,7 +202,6 @@ class Admission:
     def _idle(self) -> None:
         """Nobody waits: shares and pace begin anew (a pace without a queue would be the clients', not ours)."""
         self._placements.clear()
-        self._work.clear()
         self._shares.idle()
 
     # ---- who is placed -------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from baton.protos.nouns import EngineRequest, Sampling
 
 
 def witnessed(answers: Answers, said: list[str], weights: str) -> EngineWitness:
-    found = EngineWitness("d", {}, 2.0, 3.0, Witnesses(said.append, answers, {}, QueueWitness(draw(0), 0.1, said.append)))
+    found = EngineWitness(
+        "d", {}, 2.0, 3.0, Witnesses(said.append, answers, {}, QueueWitness(draw(0), 0.1, said.append))
+    )
     found.weights = weights
     return found
 

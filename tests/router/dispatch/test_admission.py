@@ -358,6 +358,33 @@ async def test_one_that_would_wait_too_long_is_refused_at_once_with_the_time_to_
         ticket.leave()
 
 
+async def test_an_idle_tenant_is_not_refused_for_what_a_flood_has_queued_behind_it(clock):
+    admission = Admission(100, clock)
+    flood = [admission.join("m", "short", RequestLoad(tenant="flood", work=100)) for _ in range(20)]
+    await placed_each(admission, clock, 0.1, ENOUGH + 1)
+    with pytest.raises(Overloaded, match="it would wait"):
+        admission.join("m", "short", RequestLoad(tenant="flood", work=100, slo_ttft_s=0.5))
+    idle = admission.join("m", "short", RequestLoad(tenant="idle", work=100, slo_ttft_s=0.5))
+    await idle.wait(Room(1).attempt)
+    for ticket in flood:
+        ticket.leave()
+
+
+async def test_one_refused_as_late_is_not_put_back_for_it(clock):
+    admission = Admission(100, clock)
+    behind = [admission.join("m", "short", RequestLoad(tenant="b", work=100)) for _ in range(20)]
+    await placed_each(admission, clock, 0.1, ENOUGH + 1)
+    for _ in range(50):
+        with pytest.raises(Overloaded, match="it would wait"):
+            admission.join("m", "short", RequestLoad(tenant="b", work=100, slo_ttft_s=0.5))
+    later = {"a": admission.join("m", "short", RequestLoad(tenant="a", work=3000))}
+    later |= {f"b{n}": admission.join("m", "short", RequestLoad(tenant="b", work=100)) for n in range(2)}
+    later["a2"] = admission.join("m", "short", RequestLoad(tenant="a", work=100))
+    for ticket in behind:
+        ticket.leave()
+    assert (await in_order(admission, later, Room(0)))[-1] == "a2"
+
+
 async def test_what_the_way_after_the_queue_takes_is_left_of_the_slo(clock):
     throttle = Throttle(clock)
     assert throttle.queue_budget("short", 1.0) == 1.0
