@@ -87,7 +87,7 @@ def _contending(
 
 
 def _wired(rng: random.Random, request: Request) -> Request:
-    """Returns ``request`` over HTTP or gRPC, with its tenant's key; no header there has its SLO."""
+    """Returns ``request`` over HTTP or gRPC, with its tenant's key."""
     how, key = rng.choice(("whole", "stream")), FLOODING.index(request.tenant)
-    asked = msgspec.structs.replace(request, over_http=how, key=key, slo_ttft_s=0.0)
+    asked = msgspec.structs.replace(request, over_http=how, key=key)
     return msgspec.structs.replace(asked, over_grpc=rng.random() < 0.3)

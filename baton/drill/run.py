@@ -203,6 +203,7 @@ PLAIN: dict[str, object] = {
     "cancels": (),
     "read_pause": 0.0,
     "deadline_after": None,
+    "slo_ttft_s": 0.0,
     "tenant": "",
     "key": None,
 }
@@ -225,6 +226,8 @@ SIMPLER = (
             ("hedge", 0.0),
             ("local_max", 0),
             ("controller", False),
+            ("short_tokens", 0),
+            ("max_queue", 10_000),
         )
     ),
     _fewer("prefill"),

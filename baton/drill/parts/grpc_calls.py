@@ -16,7 +16,7 @@ from baton.drill.checks.tensors import read_messages, said_code
 from baton.drill.checks.text import TextReply
 from baton.drill.machines.network import Network
 from baton.drill.parts.engine import model_id_of
-from baton.drill.parts.http import NUMBER, WIRE_NUMBER, fields_of, key_of
+from baton.drill.parts.http import NUMBER, SLO_HEADER, WIRE_NUMBER, fields_of, key_of
 from baton.drill.parts.tensor_calls import tensors_message
 from baton.drill.rpc.client import Channel
 from baton.drill.rpc.stream import Message
@@ -46,6 +46,8 @@ class GrpcCall:
         metadata = [(WIRE_NUMBER, str(request.number))]
         if key := key_of(request):
             metadata.append(("authorization", f"Bearer {key}"))
+        if request.slo_ttft_s:
+            metadata.append((SLO_HEADER, str(round(1000 * request.slo_ttft_s))))
         call = self._call(tuple(metadata))
         leaving = asyncio.ensure_future(self.left.wait())
         leaving.add_done_callback(lambda _: call.cancel())

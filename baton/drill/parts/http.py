@@ -22,6 +22,7 @@ from baton.drill.scenario import FORCED, Request
 from baton.router.request.environment import Environment
 
 ADMIN = 1000  # the number of the operators' key
+SLO_HEADER = "x-slo-ttft-ms"
 WIRE_NUMBER = "x-drill-number"  # metadata of a gRPC call: the number of the client's request
 NUMBER: contextvars.ContextVar[int | None] = contextvars.ContextVar("number", default=None)
 
@@ -49,10 +50,13 @@ class HttpAsk(NamedTuple):
     key: str = ""  # the client's API key, "" for none
     key_header: str = "authorization"
     json_bytes: int = 0  # of a body that has tensors in binary behind its JSON; 0: all of it is JSON
+    slo_ttft_s: float = 0.0  # that its header asks for; 0: none
 
     def scope(self) -> Scope:
         """Returns the ASGI scope of the call."""
         headers = [] if self.timeout_s is None else [(b"x-request-timeout", str(self.timeout_s).encode())]
+        if self.slo_ttft_s:
+            headers.append((SLO_HEADER.encode(), str(round(1000 * self.slo_ttft_s)).encode()))
         if self.json_bytes:
             headers.append((HEADER_LENGTH.encode(), str(self.json_bytes).encode()))
         if self.key:
@@ -106,7 +110,7 @@ def asked_over_http(request: Request) -> HttpAsk:
     body, json_bytes = tensors_body(request, fields_of(request)) if request.tensors else (body_of(request), 0)
     return HttpAsk(
         path_of(request), body, json_bytes=json_bytes, pause_s=request.read_pause, timeout_s=request.deadline_after,
-        key=key_of(request), key_header="x-api-key" if request.anthropic else "authorization",
+        key=key_of(request), key_header="x-api-key" if request.anthropic else "authorization", slo_ttft_s=request.slo_ttft_s,
     )  # fmt: skip
 
 

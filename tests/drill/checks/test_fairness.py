@@ -37,3 +37,28 @@ def test_a_tenant_that_others_passed_on_arrival_may_catch_up_and_no_further() ->
         for number in range(len(order)):
             witness.ends(number, (0.5 if number < len(passed) else 1.5) + 0.001 * number, placed=True)
         assert bool(list(witness.unfair())) == unfair
+
+
+def test_a_tenant_of_twice_the_weight_may_get_twice_as_much_and_no_more() -> None:
+    for order, unfair in (("aab" * (2 * SLACK), False), ("ab" * (3 * SLACK), True)):
+        witness = FairnessWitness()
+        for number, tenant in enumerate(order):
+            weight = 2.0 if tenant == "a" else 1.0
+            witness.came(number, Wait(0, tenant, 10, 0.0, 1.0, weight=weight))
+        for number in range(len(order)):
+            witness.ends(number, 1.5 + 0.1 * number, placed=True)
+        assert bool(list(witness.unfair())) == unfair
+
+
+def test_a_tenant_that_is_refused_and_asks_again_waits_as_well() -> None:
+    for again_s, unfair in ((0.1, True), (1.0, False)):
+        witness = FairnessWitness()
+        for number in range(40):
+            witness.came(number, Wait(0, "a", 10, 0.0, 1.0))
+            witness.ends(number, 1.5 + 0.1 * number, placed=True)
+        for number in range(int(6.0 / again_s)):
+            asked = again_s * number
+            witness.came(100 + number, Wait(0, "b", 10, asked, asked + 0.01))
+            witness.ends(100 + number, asked, placed=False)
+            witness.refused(100 + number)
+        assert bool(list(witness.unfair())) == unfair

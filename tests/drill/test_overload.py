@@ -1,0 +1,40 @@
+"""Simulated clusters of which more is asked than there is room for."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from baton.drill.draw import draw
+from baton.drill.run import play
+from baton.drill.scenario import Size
+from tests.kernels.thorough import first_now
+
+OVERLOADED = Size(overloaded=1.0)
+DIRECT, RATED, HURRIED = 7, 2, 9  # seeds: small queues of two models, calls with keys, requests with SLOs
+
+
+@pytest.mark.parametrize("seed", first_now((DIRECT, RATED, HURRIED)))
+def test_full_queues_refuse_what_they_may_and_share_their_places(seed: int) -> None:
+    verdict = play(draw(seed, OVERLOADED))
+    assert verdict.held, verdict.violations
+    assert verdict.refused > 20
+    assert verdict.answered > 20
+
+
+def test_an_overloaded_seed_gives_the_same_story_to_the_byte() -> None:
+    scenario = draw(RATED, OVERLOADED)
+    scenario = msgspec.structs.replace(scenario, requests=scenario.requests[:60])
+    first, second = play(scenario), play(scenario)
+    assert (first.digest, first.turns) == (second.digest, second.turns)
+
+
+def test_a_share_of_the_seeds_is_overloaded_and_queues_of_others_have_few_places() -> None:
+    drawn = [draw(seed) for seed in range(200)]
+    overloaded = [scenario for scenario in drawn if scenario.tenants]
+    assert 8 <= len(overloaded) <= 35
+    assert {scenario.models for scenario in overloaded} == {1, 2}
+    assert {bool(scenario.keys) for scenario in overloaded} == {True, False}
+    assert any(request.slo_ttft_s for scenario in overloaded for request in scenario.requests)
+    assert any(scenario.max_queue < 20 and scenario.faults for scenario in drawn)
+    assert not draw(0, Size(narrow=0.0, overloaded=0.0)).tenants
