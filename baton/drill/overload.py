@@ -18,6 +18,7 @@ from baton.protos.nouns import Sampling
 ASKED = 130  # requests of the tenants who contend
 SHORT, SHORT_TOKENS, LONG = 40, 64, 90  # prompt tokens: of a short one, of its class at most, of a long one
 KEPT = 8  # requests of the drawn scenario that stay, at most
+RARE = 0.08  # share of the contending requests that the tenant who asks at times sends
 ELSEWHERE = 0.08  # share of the contending requests that another queue takes, of another model or class
 
 
@@ -69,7 +70,7 @@ def _contending(
     first = max(request.number for request in scenario.requests) + 1
     at, flooding, hurried = rng.uniform(0.0, 1.0), rng.choice((0.5, 0.67, 0.85)), rng.random() < 0.3
     for number in range(ASKED):
-        rare, other = rng.random() < 0.05, rng.random() < ELSEWHERE
+        rare, other = rng.random() < RARE, rng.random() < ELSEWHERE
         tenant = FLOODING[2] if rare else FLOODING[rng.random() >= flooding]
         length = LONG if other and classes and (models == 1 or rng.random() < 0.5) else SHORT
         limit = rng.random()
@@ -82,7 +83,7 @@ def _contending(
             model=1 if other and length == SHORT and models > 1 else 0,
             cancels=(rng.uniform(0.0, 0.5),) if limit < 0.08 else (),
             deadline_after=rng.uniform(0.05, 1.0) if limit > 0.93 else None,
-            slo_ttft_s=rng.choice((0.1, 0.4)) if hurried and rng.random() < 0.5 else 0.0,
+            slo_ttft_s=rng.choice((0.1, 0.4, 0.4) if rare else (0.0, 0.0, 0.1, 0.4)) if hurried else 0.0,
         )
 
 

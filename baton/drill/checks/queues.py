@@ -31,7 +31,7 @@ EARLY_S = 0.01  # seconds by which a deadline may seem to come early, by roundin
 Queue = tuple[int, int, bool]  # index of the router, index of the model, whether the prompt is a long one
 
 
-class Call(msgspec.Struct):
+class Course(msgspec.Struct):
     """The course of one request; times are loop time in seconds."""
 
     request: Request
@@ -65,7 +65,7 @@ class QueueWitness:
 
     def __init__(self, scenario: Scenario, way_s: float, violated: Callable[[str], None]) -> None:
         self._scenario, self._way_s, self._violated = scenario, way_s, violated
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, Course] = {}
         self._weights = {tenant.name: tenant.weight for tenant in scenario.tenants}
         self.fairness = FairnessWitness()
 
@@ -80,7 +80,7 @@ class QueueWitness:
         weight = self._weights.get(request.tenant, 1.0)
         long = bool(self._scenario.short_tokens) and len(request.prompt) > self._scenario.short_tokens
         queue = request.router, request.model, long
-        self._calls[request.number] = Call(request, queue, work, work / weight, now)
+        self._calls[request.number] = Course(request, queue, work, work / weight, now)
         if request.tenant in FLOODING and not own.pooling:
             wait = Wait(request.router, request.tenant, work, now, now + self._way_s, None, False, weight)
             self.fairness.came(request.number, msgspec.structs.replace(wait, model=request.model))
@@ -138,7 +138,7 @@ class QueueWitness:
         yield from self._overfull(calls)
         yield from self._over_rates(calls)
 
-    def _unfounded(self, call: Call, calls: Sequence[Call]) -> Iterator[str]:
+    def _unfounded(self, call: Course, calls: Sequence[Course]) -> Iterator[str]:
         """Yields a message if the call was refused while there was room, and time."""
         slo, name, most = call.request.slo_ttft_s, f"request {call.request.number}", self._scenario.max_queue
         taken = max(self._places(call, calls, of_class=True), default=0)
@@ -147,12 +147,12 @@ class QueueWitness:
         if not slo:
             yield f"{name}: refused for a full queue, of which {taken} of {most} places may have been taken"
             return
-        worst = max((c.service + 2 * self._way_s for c in _begun(calls, call)), default=self._way_s)
+        worst = self._service(call, calls)
         late = call.ended - call.asked + worst >= slo
         if not late and not max(self._places(call, calls, of_class=False), default=0):
             yield f"{name}: refused as late, {call.ended - call.asked:.2f} s after it came, and may take {slo:g} s"
 
-    def _places(self, call: Call, calls: Sequence[Call], of_class: bool) -> Iterator[int]:
+    def _places(self, call: Course, calls: Sequence[Course], of_class: bool) -> Iterator[int]:
         """Yields the number of others that may have waited in the queue of ``call``, or for its model, while it was
         there.
         """
@@ -161,7 +161,7 @@ class QueueWitness:
         times = [call.asked] + [c.asked for c in others if call.asked <= c.asked <= call.ended]
         return (sum(other.may_wait(at) for other in others) for at in times)
 
-    def _punished(self, call: Call, calls: Sequence[Call]) -> Iterator[str]:
+    def _punished(self, call: Course, calls: Sequence[Course]) -> Iterator[str]:
         """Yields a message if the call was refused although others of another tenant, who have more, waited."""
         if not call.at_once or call.request.slo_ttft_s:
             return
@@ -179,7 +179,7 @@ class QueueWitness:
                     f"tokens by its weight, and tenant {tenant} can have got or asked no more than {owed:g}"
                 )
 
-    def _kept_out(self, call: Call, calls: Sequence[Call]) -> Iterator[str]:
+    def _kept_out(self, call: Course, calls: Sequence[Course]) -> Iterator[str]:
         """Yields a message if the call was refused as late although its tenant was idle, so that few may come
         before it: FEW largest requests of each tenant that waits, placed at half the pace at least.
         """
@@ -198,20 +198,27 @@ class QueueWitness:
         }
         pace = sum(c.work for c in placed) / max(0.001, now - placed[0].placed)
         wait_s = FEW * sum(largest.values()) / (pace / 2)
-        worst = max((c.service + 2 * self._way_s for c in _begun(calls, call)), default=self._way_s)
+        worst = self._service(call, calls)
         if wait_s + worst < slo:
             yield (
                 f"request {call.request.number}: refused as late, and its tenant was idle: it waits {wait_s:.2f} s "
                 f"at most, and {worst:.2f} s behind the queue, of {slo:g} s"
             )
 
-    def _waits(self, call: Call, now: float) -> bool:
+    def _service(self, call: Course, calls: Sequence[Course]) -> float:
+        """Returns the seconds that the way behind the queue was expected to take at most as ``call`` ended: the
+        95th percentile of a few is the longest but one at most.
+        """
+        begun = sorted(c.service for c in _begun(calls, call))
+        return (begun[-2] if len(begun) > 1 else 0.0) + 2 * self._way_s
+
+    def _waits(self, call: Course, now: float) -> bool:
         """Returns whether the call takes a place at ``now`` for certain."""
         return call.asked + self._way_s <= now < min(call.placed - self._way_s, call.ended - self._way_s)
 
-    def _overfull(self, calls: Sequence[Call]) -> Iterator[str]:
+    def _overfull(self, calls: Sequence[Course]) -> Iterator[str]:
         """Yields a message for each queue in which more waited than it has places."""
-        by_queue: defaultdict[Queue, list[Call]] = defaultdict(list)
+        by_queue: defaultdict[Queue, list[Course]] = defaultdict(list)
         for call in calls:
             by_queue[call.queue].append(call)
         for queue, own in by_queue.items():
@@ -219,10 +226,10 @@ class QueueWitness:
             if most > self._scenario.max_queue:
                 yield f"router-{queue[0]}: {most} requests wait where {self._scenario.max_queue} may"
 
-    def _over_rates(self, calls: Sequence[Call]) -> Iterator[str]:
+    def _over_rates(self, calls: Sequence[Course]) -> Iterator[str]:
         """Yields a message for each request that was refused as over its key's rate, and that wasn't used up."""
         per_min = self._scenario.requests_per_min
-        by_key: defaultdict[int | str, list[Call]] = defaultdict(list)
+        by_key: defaultdict[int | str, list[Course]] = defaultdict(list)
         for call in calls if per_min else ():
             if (who := whose_rate(call.request)) is not None:
                 by_key[who].append(call)
@@ -239,12 +246,12 @@ def whose_rate(request: Request) -> int | str | None:
     return request.tenant if request.tenant and request.tenant not in FLOODING else None
 
 
-def _begun(calls: Sequence[Call], before: Call) -> Iterator[Call]:
+def _begun(calls: Sequence[Course], before: Course) -> Iterator[Course]:
     """Yields the calls of the router of ``before`` for which a decode worker wrote before its end."""
     return (c for c in calls if c.queue[0] == before.queue[0] and c.writes <= before.ended)
 
 
-def _left(call: Call, calls: Sequence[Call], per_min: int) -> float:
+def _left(call: Course, calls: Sequence[Course], per_min: int) -> float:
     """Returns what must have been left of a rate at least as ``call`` came: charged as early, and given back as
     late, as can be.
     """

@@ -6,10 +6,10 @@ Knows nothing of what an answer must be.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import grpc
-from google.protobuf.any_pb2 import Any
+from google.protobuf import message as protobuf
 from google.rpc import error_details_pb2, status_pb2
 
 from baton.drill.checks.tensors import read_messages, said_code
@@ -125,21 +125,19 @@ def asked_over_grpc(request: Request) -> pb.GenerateRequest:
 def code_of(error: grpc.aio.AioRpcError) -> str:
     """Returns the code of a failed call: the reason in its details, or the name of its status where it has none."""
     info = error_details_pb2.ErrorInfo()
-    if any(detail.Unpack(info) for detail in _details(error)):
-        return info.reason.lower()
-    return f"status {error.code().name}"
+    return info.reason.lower() if _detailed(error, info) else f"status {error.code().name}"
 
 
 def advises(error: grpc.aio.AioRpcError) -> bool:
     """Returns whether the details of a failed call say when to ask again."""
     info = error_details_pb2.RetryInfo()
-    return any(detail.Unpack(info) for detail in _details(error)) and info.retry_delay.ToNanoseconds() > 0
+    return _detailed(error, info) and info.retry_delay.ToNanoseconds() > 0
 
 
-def _details(error: grpc.aio.AioRpcError) -> Iterator[Any]:
-    for key, value in error.trailing_metadata() or ():
-        if key == DETAILS:
-            yield from status_pb2.Status.FromString(value).details
+def _detailed(error: grpc.aio.AioRpcError, kind: protobuf.Message) -> bool:
+    """Fills in ``kind`` from the error's details; returns whether they have one."""
+    whole = (value for key, value in error.trailing_metadata() or () if key == DETAILS)
+    return any(detail.Unpack(kind) for value in whole for detail in status_pb2.Status.FromString(value).details)
 
 
 def reply_of(chunks: Sequence[pb.GenerateChunk | pb.GenerateResponse], error: str) -> TextReply:

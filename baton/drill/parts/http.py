@@ -110,7 +110,8 @@ def asked_over_http(request: Request) -> HttpAsk:
     body, json_bytes = tensors_body(request, fields_of(request)) if request.tensors else (body_of(request), 0)
     return HttpAsk(
         path_of(request), body, json_bytes=json_bytes, pause_s=request.read_pause, timeout_s=request.deadline_after,
-        key=key_of(request), key_header="x-api-key" if request.anthropic else "authorization", slo_ttft_s=request.slo_ttft_s,
+        key=key_of(request), key_header="x-api-key" if request.anthropic else "authorization",
+        slo_ttft_s=request.slo_ttft_s,
     )  # fmt: skip
 
 

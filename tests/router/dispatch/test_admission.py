@@ -11,7 +11,6 @@ import pytest
 from baton.protos.errors import Draining, NoWorker, Overloaded
 from baton.router.dispatch.admission import ENOUGH, Admission
 from baton.router.dispatch.fair_queue import LEVEL_WORK, PATIENCE_S, RequestLoad
-from baton.router.dispatch.throttle import Throttle
 
 
 class Clock:
@@ -385,16 +384,6 @@ async def test_one_refused_as_late_is_not_put_back_for_it(clock):
     assert (await in_order(admission, later, Room(0)))[-1] == "a2"
 
 
-async def test_what_the_way_after_the_queue_takes_is_left_of_the_slo(clock):
-    throttle = Throttle(clock)
-    assert throttle.queue_budget("short", 1.0) == 1.0
-    for i in range(20):
-        throttle.answered("short", 0.1 if i < 17 else 0.7, 0.0, 0.0, 1)
-    assert throttle.queue_budget("short", 1.0) == pytest.approx(0.3)
-    assert throttle.queue_budget("short", 0.5) == 0.0
-    assert throttle.queue_budget("long", 1.0) == 1.0
-
-
 async def test_one_that_can_no_longer_come_in_time_gives_way(admission, clock):
     room = Room(0)
     late, patient = admission.join("m", "short", RequestLoad(slo_ttft_s=1.0)), admission.join("m", "short")
@@ -406,18 +395,3 @@ async def test_one_that_can_no_longer_come_in_time_gives_way(admission, clock):
     with pytest.raises(Overloaded, match="no worker was free within the 1 s"):
         await tasks[0]
     await tasks[1]
-
-
-async def test_slow_steps_shrink_the_batch_and_quick_ones_let_it_grow_again(clock):
-    throttle = Throttle(clock)
-    for _ in range(40):
-        clock.now += 0.1
-        throttle.answered("short", 0.1, 0.08, 0.05, 32)
-    shrunk = throttle.cap(64)
-    assert 2 <= shrunk < 30
-    clock.now += 31
-    for _ in range(40):
-        clock.now += 0.1
-        throttle.answered("short", 0.1, 0.02, 0.05, 10)
-    assert throttle.cap(64) > shrunk
-    assert throttle.cap(4) == 4
