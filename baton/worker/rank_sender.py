@@ -131,7 +131,8 @@ class RankSender:
         try:
             await asyncio.wait({running, hearing}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                raise Cancelled("the lead has stopped this handoff")
+                wrong = None if hearing.cancelled() else hearing.exception()
+                raise wrong if isinstance(wrong, BatonError) else Cancelled("the lead has stopped this handoff")
             return await running
         finally:
             for task in (running, hearing):

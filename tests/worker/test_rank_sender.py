@@ -22,6 +22,7 @@ from baton.prefill_worker.io import host_ways
 from baton.prefill_worker.io.divided_handoff import DividedHandoff, OwnHost, Receivers
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
+from baton.prefill_worker.io.host_orders import HostBegin, HostNotSent, encode
 from baton.prefill_worker.io.host_senders import HostSenders
 from baton.prefill_worker.io.host_ways import HostWays, Way
 from baton.prefill_worker.io.wire_plan import WirePlan
@@ -300,3 +301,21 @@ async def test_who_has_not_the_leads_token_gets_nothing_sent() -> None:
         with pytest.raises(Forbidden, match="only the lead"):
             await far.handoff(c.to(), TWO[1], 0).run((1, 2))
         assert not c.received()
+
+
+async def test_an_order_that_a_host_does_not_understand_is_named_in_its_answer() -> None:
+    async with cluster(TWO) as (c, _):
+        sender = RankSender(os.dup(c.memories[1].fd), TOKEN, lambda pages, name: c.far_way)  # type: ignore[arg-type,return-value]
+        begin = HostBegin(
+            TOKEN, Sender("p0", "m", "f", LAYOUT), c.to(), BLOCKS, LAYOUT.page_bytes, TWO[1], (1, 2), "auto"
+        )
+
+        async def orders() -> AsyncIterator[bytes]:
+            yield encode(begin)
+            yield b"?"
+            await asyncio.sleep(60)
+
+        answer = await asyncio.wait_for(sender._sent(orders()), 60)
+        assert isinstance(answer, HostNotSent)
+        assert "doesn't understand its lead" in answer.error.message
+        sender.close()
