@@ -111,8 +111,8 @@ class RouterConfig(Section):
     trace_file_bytes: int = Field(default=64 << 20, ge=1024, description="a trace file that long is rotated")
     tool_parser: str = Field(
         default="auto",
-        description="format of tool calls: auto, deepseek_v3, glm45, harmony, hermes, llama3, minimax_m2, mistral, "
-        "qwen3_coder",
+        description="format of tool calls: auto, deepseek_v3, glm45, harmony, hermes, kimi_k2, llama3, minimax_m2, "
+        "mistral, qwen3_coder, seed_oss",
     )
     reasoning_parser: str = Field(
         default="auto", description="format of the model's thinking: auto, none, harmony, think"

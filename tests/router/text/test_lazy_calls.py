@@ -17,10 +17,12 @@ from baton.router.text.tool_parsers import (
     glm45,
     harmony,
     hermes,
+    kimi_k2,
     llama3,
     minimax_m2,
     mistral,
     qwen3_coder,
+    seed_oss,
 )
 
 POINT = {
@@ -146,7 +148,17 @@ MINIMAX = (
 )
 DEEPSEEK = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"at": %s}<｜tool▁call▁end｜>'
 DEEPSEEKS = f"<｜tool▁calls▁begin｜>{DEEPSEEK}<｜tool▁calls▁end｜>"
-THEIRS = [(qwen3_coder, CODER), (glm45, GLM), (minimax_m2, MINIMAX), (deepseek_v3, DEEPSEEKS)]
+SEED = "<seed:tool_call>\n<function=f>\n<parameter=at>%s</parameter>\n</function>\n</seed:tool_call>"
+KIMI = '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"at": %s}<|tool_call_end|>'
+KIMIS = f"<|tool_calls_section_begin|>{KIMI}<|tool_calls_section_end|>"
+THEIRS = [
+    (qwen3_coder, CODER),
+    (glm45, GLM),
+    (minimax_m2, MINIMAX),
+    (deepseek_v3, DEEPSEEKS),
+    (seed_oss, SEED),
+    (kimi_k2, KIMIS),
+]
 
 
 @pytest.mark.parametrize("thought", [None, THOUGHT])
@@ -156,9 +168,9 @@ def test_calls_between_tags_are_bound_amid_free_text(form, body, thought) -> Non
         assert taken(form, text, thought) == (text, True)
     for bad in (body % "q", f"Hm. {body % 3}{body % 'q'}"):
         assert taken(form, bad, thought) == (bad[: bad.rindex("q")], False)
-    other = (
-        body.replace("f>", "g>").replace('"f"', '"g"').replace("call>f", "call>g").replace("begin｜>f", "begin｜>g")
-    )
+    other = body
+    for named in ("f>", '"f"', "call>f", "begin｜>f", ".f:"):
+        other = other.replace(named, named.replace("f", "g"))
     took, ended = taken(form, other % 3, thought)
     assert len(took) < len(other % 3)
     assert not ended
@@ -292,7 +304,8 @@ def test_harmonys_marks_as_text_bind_nothing_and_that_is_said() -> None:
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", *deepseek_v3.MARKS),
+    *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", *deepseek_v3.MARKS, *kimi_k2.MARKS),
+    *("<seed:tool_call>", "</seed:tool_call>"),
     *("<minimax:tool_call>", "</minimax:tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 SPECIAL = {mark: 300 + at for at, mark in enumerate(MARKS)}
@@ -320,6 +333,8 @@ def ids_of(text: str) -> list[int]:
             '[TOOL_CALLS]f[ARGS]{"at": "x',
         ),
         (deepseek_v3, f"Hm.{DEEPSEEKS % 3} done", f'{DEEPSEEKS.partition("%s")[0]}"x'),
+        (kimi_k2, f"Hm.{KIMIS % 3} done", f'{KIMIS.partition("%s")[0]}"x'),
+        (seed_oss, f"Hm.{SEED % 3} done", f"{SEED.partition('%s')[0]}xx"),
         (glm45, f"Hm.{GLM % 3} done", f"{GLM.partition('%s')[0]}xx"),
         (minimax_m2, f"Hm.{MINIMAX % 3} done", f"{MINIMAX.partition('%s')[0]}xx"),
         (qwen3_coder, f"Hm.{CODER % 3} done", f"{CODER.partition('%s')[0]}xx"),

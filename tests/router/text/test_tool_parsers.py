@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import ConfigError
 from baton.router.text import reasoning_parsers, tool_parsers
-from baton.router.text.tool_events import ArgumentsEvent, CallEvent, TextEvent, ThoughtEvent
+from baton.router.text.tool_events import ArgumentsEvent, CallEvent, TextEvent
 from baton.router.text.tool_parsers import ParserContext
 
 ARGS = {"city": 'Zürich "old"\n', "days": [1, {"a": "}"}], "x": None}
@@ -24,7 +24,6 @@ SIMPLE = '{"name": "now", "parameters": {}}'
 WEATHER, NOW = ("weather", ARGS), ("now", {})
 TYPES = {"city": {"type": "string"}, "days": {"type": "array"}, "x": {"type": ["null", "integer"]}}
 CONTEXT = ParserContext({"weather": {"type": "object", "properties": TYPES}})
-SAME = ParserContext(CONTEXT.schemas, prompt="<|start|>user<|message|>Weather?<|end|><|start|>assistant")
 CODER = (
     '<function=weather>\n<parameter=city>\nZürich "old"\n\n</parameter>\n<parameter=days>\n[1, {"a": "}"}]\n'
     "</parameter>\n<parameter=x>\nNone\n</parameter>\n</function>"
@@ -43,6 +42,14 @@ FENCED = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json
 PLAIN = f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{TEXT}<｜tool▁call▁end｜>"
 PLAIN_NOW = "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+KIMI, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_CALL = f"<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{TEXT}<|tool_call_end|>"
+KIMI_NOW = "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+SEED = (
+    '<seed:tool_call>\n<function=weather>\n<parameter=city>Zürich "old"\n</parameter>\n'
+    '<parameter=days>[1, {"a": "}"}]</parameter>\n<parameter=x>null</parameter>\n</function>\n</seed:tool_call>'
+)
+SEED_NOW = "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 TO_WEATHER = f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{TEXT}"
 CASES = {
@@ -118,6 +125,21 @@ CASES = {
         ),
         ('<tool_call>"no</tool_call> hm', '<tool_call>"no</tool_call> hm', []),
     ],
+    "kimi_k2": [
+        ("Just text.", "Just text.", []),
+        (f"So:{KIMI}{KIMI_CALL}{KIMI_NOW}{KIMI_END}\nDone.", "So:\nDone.", [WEATHER, NOW]),
+        (f"{KIMI_CALL}{KIMI_NOW}", "", [WEATHER, NOW]),
+        (f"{KIMI}{KIMI_CALL[:-9]}", "", [WEATHER]),
+        (KIMI_NOW.replace("functions.now:1", "now"), "", [NOW]),
+        (KIMI_NOW.replace("now", "a.b"), "", [("a.b", {})]),
+        (f"{KIMI}no{KIMI_END}", f"{KIMI}no{KIMI_END}", []),
+        (
+            "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}",
+            "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}",
+            [],
+        ),
+        ("<|tool_call", "<|tool_call", []),
+    ],
     "llama3": [
         ("Just text.", "Just text.", []),
         (ONE, "", [WEATHER]),
@@ -164,6 +186,13 @@ CASES = {
             [("weather", {"x": "seven", "city": ""})],
         ),
     ],
+    "seed_oss": [
+        ("Just text.", "Just text.", []),
+        (f"See.{SEED}{SEED_NOW}\nDone.", "See.\nDone.", [WEATHER, NOW]),
+        (f"See. {SEED[17:]}", "See. ", [WEATHER]),
+        ("<seed:tool_call>\nno\n</seed:tool_call>", "<seed:tool_call>\nno\n</seed:tool_call>", []),
+        ("<function=now", "<function=now", []),
+    ],
 }
 FLAT = [(name, *case) for name, cases in CASES.items() for case in cases]
 
@@ -207,7 +236,7 @@ PIECES = [*'{}[]":,x\\ <é', '"name"', '"arguments"', '{"name": "f", "arguments"
 MARKUP = [
     *(
         mark
-        for name in ("deepseek_v3", "glm45", "harmony", "minimax_m2", "qwen3_coder")
+        for name in ("deepseek_v3", "glm45", "harmony", "kimi_k2", "minimax_m2", "qwen3_coder", "seed_oss")
         for mark in tool_parsers.load(name).MARKS
     ),
     *("to=functions.f", "assistant", "function", "f>", '"f">', "\n"),
@@ -245,7 +274,7 @@ def test_arguments_stream_as_they_are_written() -> None:
     assert parser.push("rich") == [ArgumentsEvent(0, "rich")]
 
 
-@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "qwen3_coder"])
+@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "qwen3_coder", "seed_oss"])
 def test_text_arguments_stream_as_they_are_written_and_others_once_they_are_whole(name) -> None:
     text = next(text for text, _, calls in CASES[name] if calls and calls[0] is WEATHER)
     begin = text.index('Zürich "')
@@ -295,47 +324,6 @@ def test_bare_text_becomes_what_its_schema_allows(schema, text, value) -> None:
     assert json.loads(told) == {"a": value}
 
 
-def test_harmony_tells_thoughts_apart_in_the_order_in_which_they_come() -> None:
-    text = (
-        f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{TO_WEATHER}<|call|>"
-        "<|start|>assistant<|channel|>analysis<|message|>Warm.<|end|>" + FINAL + "Sunny."
-    )
-    for context in (CONTEXT, SAME):
-        for pieces in ([text], list(text), cut(text, {7, 30, 90, 171})):
-            parser = tool_parsers.load("harmony").make(context)
-            events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
-            order = [
-                type(event)
-                for event, before in zip(events, [None, *events], strict=False)
-                if type(event) is not type(before)
-            ]
-            assert order == [ThoughtEvent, CallEvent, ArgumentsEvent, ThoughtEvent, TextEvent]
-            thoughts = [event.text for event in events if isinstance(event, ThoughtEvent)]
-            assert "".join(thoughts) == "Hm.Warm."
-
-
-@pytest.mark.parametrize(
-    ("prompt", "text", "said"),
-    [
-        ("<|start|>assistant", "<|channel|>fi", ""),
-        ("<|start|>assistant", "to", "to"),
-        ("<|start|>assistant<|channel|>final<|message|>It is", " sunny.<|return|>", " sunny."),
-        ("<|start|>assistant<|channel|>final<|message|>It is", " to=", " to="),
-    ],
-)
-def test_harmony_begins_in_the_message_in_which_the_prompt_ends(prompt, text, said) -> None:
-    for pieces in ([text], list(text)):
-        parser = tool_parsers.load("harmony").make(ParserContext(prompt=prompt))
-        events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
-        assert "".join(event.text for event in events if isinstance(event, TextEvent)) == said
-
-
-def test_harmony_gives_as_text_what_nobody_reads_apart() -> None:
-    text = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{TO_WEATHER}"
-    parser = tool_parsers.load("harmony").make(ParserContext(reads_calls=False, splits_thoughts=False))
-    assert "".join(event.text for event in parser.push(text) + parser.flush()) == f"Hm.{TEXT}"
-
-
 @pytest.mark.parametrize(
     ("template", "name"),
     [
@@ -347,6 +335,8 @@ def test_harmony_gives_as_text_what_nobody_reads_apart() -> None:
         ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
         ("<think> {%- set toolcall_begin_token = '<minimax:tool_call>' -%} <invoke name=", "minimax_m2"),
         ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name']", "deepseek_v3"),
+        ("<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>", "seed_oss"),
+        ("<|tool_calls_section_begin|>{%- for tool_call in message['tool_calls'] -%}", "kimi_k2"),
         ('{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking', "harmony"),
     ],
 )
@@ -363,7 +353,9 @@ def test_the_settings_list_every_parser() -> None:
 
 
 def test_an_unknown_parser_lists_the_choices() -> None:
-    with pytest.raises(ConfigError, match="deepseek_v3, glm45, harmony, hermes, llama3, minimax_m2, mistral"):
+    with pytest.raises(
+        ConfigError, match="deepseek_v3, glm45, harmony, hermes, kimi_k2, llama3, minimax_m2, mistral"
+    ):
         tool_parsers.load("xml")
     with pytest.raises(ConfigError, match="auto, none, harmony, think"):
         reasoning_parsers.load("xml")

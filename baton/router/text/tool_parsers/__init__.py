@@ -3,8 +3,9 @@
 Knows nothing of requests or JSON shapes. A parser turns text into events; what isn't a call is a ``TextEvent``. A
 module has ``make(context) -> ToolParser``, ``MARKS`` (markup of answers), ``ARGUMENTS`` (the key of a call's
 arguments) and ``lazy_rules`` (``lazy_calls``), by which a grammar binds calls amid free text. A chat template is
-recognized by the ``SIGNS`` of a module that has some, then by the marks of the others. ``READS_THOUGHTS`` says that
-a module's parser tells thoughts apart, too, so that no reasoning parser stands before it.
+recognized by the ``SIGNS`` of a module that has some, the longest first, then by the marks of the others.
+``READS_THOUGHTS`` says that a module's parser tells thoughts apart, too, so that no reasoning parser stands before
+it.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def names() -> list[str]:
 
 @functools.lru_cache(maxsize=64)  # every chat call asks
 def load(name: str, template: str = "") -> ModuleType:
-    """Returns the module of format ``name``; "auto" takes the first whose signs or marks ``template`` contains,
-    else USUAL.
+    """Returns the module of format ``name``; "auto" takes the one whose longest sign, else mark, ``template``
+    contains, else USUAL.
 
     Raises ConfigError for an unknown name.
     """
@@ -70,6 +71,7 @@ def load(name: str, template: str = "") -> ModuleType:
         modules = [load(format_name) for format_name in names()]
         signed = [m for m in modules if hasattr(m, "SIGNS")]
         signs = [(m, sign) for m in signed for sign in m.SIGNS]
+        signs.sort(key=lambda found: -len(found[1]))  # a section's sign says more than a tag that two formats have
         signs += [(m, mark) for m in modules if m not in signed for mark in m.MARKS]
         return next((m for m, sign in signs if sign in template), load(USUAL))
     if name not in names():
