@@ -11,6 +11,7 @@ import torch
 from baton.engine.backends.cuda.card_trials import HEADS, usual_attention
 from baton.engine.backends.cuda.trial import one_layer, random_weights, spec_of
 from baton.engine.backends.torch.capture import Capture
+from baton.engine.backends.torch.dequantized import for_torch
 from baton.engine.backends.torch.kept_choices import TriedWay
 from baton.engine.backends.torch.runner import TorchRunner
 
@@ -23,7 +24,7 @@ def try_graphs(device: str, capture: Capture, heads: tuple[int, int, int] = HEAD
     the card unusable.
     """
     program = one_layer(usual_attention(*heads))
-    weights = {name: one.to(device) for name, one in random_weights(program, torch.bfloat16, 1).items()}
+    weights = for_torch(program, random_weights(program, torch.bfloat16, 1), torch.bfloat16, device)
     spec = msgspec.structs.replace(spec_of(program, "bfloat16"), max_model_len=CONTEXT)
     runner = TorchRunner(spec, program, weights, card=device, capture=capture)
     runner.bind(memoryview(bytearray(PAGES * spec.layout.page_bytes)), PAGES)
