@@ -34,7 +34,9 @@ from baton.engine.backends.torch.card_requirements import require_cuda_ops, requ
 from baton.engine.backends.torch.decode_graphs import KIND, DecodeGraphs
 from baton.engine.backends.torch.dequantized import for_torch
 from baton.engine.backends.torch.flash_infer import shape_of
-from baton.engine.backends.torch.kept_choices import keep
+from baton.engine.backends.torch.kept_choices import TriedWay, keep, kept
+from baton.engine.backends.torch.product_trials import DEQUANTIZED, ProductChooser
+from baton.engine.backends.torch.product_trials import KIND as PRODUCTS
 from baton.engine.backends.torch.runner import DTYPES, TorchRunner
 from baton.engine.backends.work import of_cards, work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
@@ -50,6 +52,7 @@ from baton.engine.program.rope import LONGROPE, for_context
 from baton.engine.program.sites import adaptable, others_of, sites_of, stacked_sites
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
+from baton.kernels.linear.packed import PackedWeight
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import ALL, SETTING, AttentionSelection, Selection, marked, parsed
 from baton.kv.layout.tables import by_window
@@ -98,7 +101,7 @@ def load(config: EngineConfig) -> Runner:
         raise ConfigError(text, "worker.adapters")
     program, weights, fingerprint, _ = load_weights(config, directory, model, planned, DTYPES[dtype])
     if config.device == "cuda":
-        weights = for_torch(program, weights, DTYPES[dtype], config.device)
+        weights = _on_card(program, weights, DTYPES[dtype], fingerprint, config.device)
     spec = _spec(config, model, program, dtype, fingerprint, weights)
     program, base = _with_adapters(config, program, dtype, directory)
     on_native = config.device == "cpu" and native.library() is not None
@@ -119,6 +122,27 @@ def load(config: EngineConfig) -> Runner:
     return TorchRunner(
         spec, program, weights, work, adapters=base, ops=ops, card=config.device, capture=capture, tell=tell
     )
+
+
+def _on_card(program: Program, weights: Weights, dtype: torch.dtype, fingerprint: str, device: str) -> Weights:
+    """Returns the weights as torch's ops take them on a card, quantized ones by the products that were found right
+    and faster there, which is kept. Raises ConfigError if trying them left the card unusable.
+    """
+    if on_shim() or not any(isinstance(weight, PackedWeight) for weight in weights.values()):
+        return for_torch(program, weights, dtype, device)
+    gpu, key = require(), f"{fingerprint} {dtype}"
+    chooser = ProductChooser(dtype, device, kept(gpu, PRODUCTS, key))
+    made = for_torch(program, weights, dtype, device, chooser)
+    try:
+        torch.cuda.synchronize()  # raises what a kernel did, which stays with the process
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        spoilt = [TriedWay(op, DEQUANTIZED, way.tried, way.tried, str(error)) for op, way in chooser.ways.items()]
+        keep(gpu, PRODUCTS, key, spoilt)
+        text = f"device {device}: torch's own products left the card unusable for this process: {error}"
+        raise ConfigError(f"{text}; start again, which dequantizes", "device") from error
+    keep(gpu, PRODUCTS, key, chooser.lasting)
+    return made
 
 
 def _keep_graphs(gpu: Gpu, fingerprint: str, graphs: DecodeGraphs) -> None:

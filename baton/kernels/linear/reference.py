@@ -12,20 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.linear.held import HeldWeight
 from baton.kernels.linear.packed import BF16, E4M3, E4M3_A8, E4M3_A16, W8_OUTLIERS, PackedWeight, is_weight_only
 
 FLOOR = 1e-30  # the magnitude below which a row counts as zero
 
 
-def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | PackedWeight | HeldWeight, bias: Tensor | None = None) -> Tensor:
     """Returns x · weightᵀ + bias, (rows, out) in x's dtype, for x (rows, in) and a weight (out, in).
 
     With an integer weight the rows of x are first rounded to int8, each by its own absmax / 127 (for W8_OUTLIERS
     without the inputs from its table's threshold on), with an e4m3 one to e4m3 by absmax / 448; with a packed bf16
     one, or one whose kind says so, to bf16. Sums and scales are float32.
     """
-    if isinstance(weight, PackedWeight):
-        wide = _by_packed(x.float(), weight)
+    if isinstance(weight, PackedWeight | HeldWeight):
+        wide = weight.product(x).float() if isinstance(weight, HeldWeight) else _by_packed(x.float(), weight)
         return (wide if bias is None else wide + bias.float()).to(x.dtype)
     return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 

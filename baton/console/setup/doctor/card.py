@@ -89,10 +89,11 @@ def told_choices(gpu: Gpu) -> str:
     from baton.engine.backends.torch.card_ops import earlier_choices
     from baton.engine.backends.torch.decode_graphs import KIND
     from baton.engine.backends.torch.kept_choices import newest
+    from baton.engine.backends.torch.product_trials import KIND as PRODUCTS
 
     found = earlier_choices(gpu)
     told = [choice.told for choice in found.choices] if found is not None else []
-    return "; ".join([*told, *(way.told for way in newest(gpu, KIND))])
+    return "; ".join([*told, *(way.told for kind in (KIND, PRODUCTS) for way in newest(gpu, kind))])
 
 
 def _choices(gpu: Gpu) -> list[Finding]:

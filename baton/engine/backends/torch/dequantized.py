@@ -1,29 +1,41 @@
-"""Converts packed weights to plain tensors on a device, for torch's ops on a GPU without the engine's kernels.
+"""Converts packed weights to what torch's ops take, on a GPU without the engine's kernels: plain tensors, or the
+forms of torch's own products where these are chosen.
 
-Knows nothing of checkpoints. Activations are not quantized before such weights, so results differ from those of
+Knows nothing of checkpoints. Activations are not quantized before plain weights, so results differ from those of
 the packed forms by that rounding; they need the memory of the plain dtype.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from baton.engine.backends.torch.product_trials import ProductChooser
 from baton.engine.checkpoints.weights import Weights
+from baton.engine.program.ops import Linear, LmHead
 from baton.engine.program.program import Program
 from baton.kernels.linear.packed import PackedWeight, one_of
 
 
-def for_torch(program: Program, weights: Weights, dtype: torch.dtype, device: str) -> Weights:
-    """Returns ``weights`` as tensors on ``device``: packed ones dequantized to ``dtype``, the experts of a layer
-    concatenated again.
+def for_torch(
+    program: Program, weights: Weights, dtype: torch.dtype, device: str, chooser: ProductChooser | None = None
+) -> Weights:
+    """Returns ``weights`` on ``device``: packed ones as ``chooser`` has them, else dequantized to ``dtype``, the
+    experts of a layer concatenated again.
     """
+    multiplied = {op.weight for op in program.ops if isinstance(op, Linear | LmHead)}
     experts = {name: op.experts for op in program.experts for name in (op.gate_up, op.down)}
     rows = {weight.name: sum(shape[0] for shape in weight.shapes) for weight in program.weights}
     made: Weights = {}
     for name, weight in weights.items():
         if isinstance(weight, Tensor):
             made[name] = weight.to(device)
+            continue
+        held: Any = chooser.held(weight) if chooser is not None and name in multiplied else None
+        if held is not None:
+            made[name] = held  # the runner on torch's ops alone takes it
         else:
             count = experts.get(name, 1)
             made[name] = _rows(weight, count, rows[name] // count, dtype).to(device)
