@@ -26,6 +26,7 @@ from baton.router.access.keys import ApiKey
 from baton.router.answer.service import GenerationService
 from baton.router.api.batch.lines import BatchLine, answer_line, read_lines
 from baton.router.api.batch.side_by_side import JobsUnderWay, LinePlace
+from baton.router.api.large import INLINE_BYTES, offload_if
 
 LEASE_S = 10.0  # seconds that a claim holds without being renewed
 LOOK_EVERY_S = 0.5  # seconds between two looks for open jobs
@@ -177,7 +178,7 @@ class BatchLane:
 
     async def _answer(self, job: BatchJob, held: _ClaimState) -> None:
         content = await self._patiently(lambda: self._store.content(job.input_file))
-        lines, _ = read_lines(content, job.endpoint)
+        lines, _ = await offload_if(len(content) > INLINE_BYTES, read_lines, content, job.endpoint)
         if len(lines) != job.total:
             await self._close(job, held, NO_INPUT)
             return
