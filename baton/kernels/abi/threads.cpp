@@ -234,6 +234,8 @@ void run_tasks(int32_t tasks, Task task, void* context) {
 bool wanted_back() { return number > 0 && stops(*pool); }
 
 namespace {
+constexpr size_t kHuge = 2 << 20;  // bytes of a large page: what a step streams would miss the TLB at each small one
+
 struct Block {
   void* at = nullptr;
   size_t bytes = 0;
@@ -246,9 +248,11 @@ void* scratch(ScratchSlot slot, size_t bytes) {
   Block& block = blocks[slot];
   if (block.bytes < bytes) {
     std::free(block.at);
-    block.bytes = (bytes + (bytes >> 2) + 4095) & ~size_t(4095);
-    block.at = std::aligned_alloc(4096, block.bytes);
+    const size_t page = bytes < kHuge ? 4096 : kHuge;
+    block.bytes = (bytes + (bytes >> 2) + page - 1) & ~(page - 1);
+    block.at = std::aligned_alloc(page, block.bytes);
     if (!block.at) std::abort();
+    if (page == kHuge) madvise(block.at, block.bytes, MADV_HUGEPAGE);
   }
   return block.at;
 }

@@ -1,6 +1,7 @@
 // linear by AMX tiles: a panel's chunks of weights against a block of rows. Knows nothing of models. Included by cpu.cpp alone.
 //
-//   per block of rows and panel:  for each chunk of K:  [int4 or fp8 made wider]  for each two tiles of rows: amx_tiles.h
+//   per block of rows and run of panels:  for each chunk of K, for each panel:  [int4 or fp8 made wider]  for each two tiles of rows and
+//   half of the panel: amx_tiles.h
 #pragma once
 #include "amx_tiles.h"
 #include "results.h"
@@ -10,32 +11,44 @@
 namespace baton {
 namespace {
 
-class AmxPanel {
+// Panels begin … end - 1 against so many tiles of rows, a chunk of all of them after another.
+class AmxPanels {
  public:
-  AmxPanel(const PackedLinear& w, const AmxRows& rows, const Results& results, int64_t panel, int64_t begin, int64_t end)
-      : w_(w), rows_(rows), results_(results), panel_(panel), begin_(begin), end_(end) {
-    const int64_t size = (end - begin) * rows.per_tile * kPanel * 4, unpacked = unpacked_bytes();
-    char* memory = (char*)scratch(SCRATCH_TASK, size_t(size + unpacked + 2 * kStepBytes));
-    sums_ = (float*)memory, unpacked_ = (uint8_t*)memory + size, tail_ = unpacked_ + unpacked;
-    std::memset(sums_, 0, size_t(size));
+  AmxPanels(const PackedLinear& w, const AmxRows& rows, const Results& results, Range panels, Range tiles)
+      : w_(w), rows_(rows), results_(results), panels_(panels), begin_(tiles.begin), end_(tiles.end) {
+    size_ = (end_ - begin_) * rows.per_tile * kPanel;
+    const int64_t kept = rows.chunks() > 1 ? (panels.end - panels.begin) * size_ * 4 : 0, unpacked = unpacked_bytes();
+    char* memory = (char*)scratch(SCRATCH_TASK, size_t(kept + kOwn + unpacked + 2 * kStepBytes));
+    own_ = (float*)memory, kept_ = (float*)(memory + kOwn), unpacked_ = (uint8_t*)memory + kOwn + kept, tail_ = unpacked_ + unpacked;
   }
 
   void run() {
     for (from_ = 0; from_ < rows_.padded; from_ += rows_.chunk) {
-      width_ = std::min(rows_.chunk, rows_.padded - from_);
-      at_ = (const uint8_t*)w_.data + weight_bytes(w_, (panel_ * rows_.padded + from_) * kPanel);
-      if (w_.kind == LINEAR_BF16)
-        pairs(as_they_lie());
-      else if (w_.kind == LINEAR_E4M3_A16)
-        w_.group ? pairs_by_groups(widened_e4m3()) : pairs(widened_e4m3());
-      else
-        integers(rows_.widened || w_.kind != LINEAR_W8 ? bytes() : as_they_lie());
+      width_ = std::min(rows_.chunk, rows_.padded - from_), last_ = from_ + width_ >= rows_.padded;
+      for (panel_ = panels_.begin; panel_ < panels_.end; ++panel_) add_chunk();
     }
-    const int64_t first = begin_ * rows_.per_tile, last = std::min(end_ * rows_.per_tile, rows_.m);
-    results_.write<kPanel>(panel_ * kPanel, first, last - first, sums_);
   }
 
  private:
+  static constexpr int64_t kOwn = 2 * TILE_ROWS * kPanel * 4;  // bytes of two tiles' rows of sums
+
+  const uint8_t* weights_at(int64_t panel, int64_t from) const {
+    return (const uint8_t*)w_.data + weight_bytes(w_, (panel * rows_.padded + from) * kPanel);
+  }
+
+  void add_chunk() {
+    at_ = weights_at(panel_, from_);
+    next_ = panel_ + 1 < panels_.end ? weights_at(panel_ + 1, from_) : last_ ? at_ + chunk_bytes() : weights_at(panels_.begin, from_ + width_);
+    if (w_.kind == LINEAR_BF16)
+      pairs(as_they_lie());
+    else if (w_.kind == LINEAR_E4M3_A16)
+      w_.group ? pairs_by_groups(widened_e4m3()) : pairs(widened_e4m3());
+    else
+      integers(rows_.widened || w_.kind != LINEAR_W8 ? bytes() : as_they_lie());
+  }
+
+  int64_t chunk_bytes() const { return weight_bytes(w_, width_ * kPanel); }
+
   // Of a chunk's weights, where they aren't read as they lie, in whole steps; fp8's scales lie behind them.
   int64_t unpacked_bytes() const {
     if (w_.kind == LINEAR_BF16 || w_.kind == LINEAR_W8) return 0;
@@ -77,66 +90,90 @@ class AmxPanel {
   // Where the scales of the chunk's groups begin.
   int64_t scale_at(int64_t group) const { return (panel_ * (rows_.padded / group) + from_ / group) * kPanel; }
 
-  // f(whether two tiles of rows, the first one, the first column) for all tiles; half a panel stays in the nearest cache for its
-  // rows.
+  // A strip of steps of one block: two tiles of rows by half a panel, or one by a whole one.
+  struct Strip {
+    int64_t tile, column, begin, end;
+    float* sums;  // of the block's rows, 64 apart
+    bool done;    // the last one of the rows
+  };
+
+  // f(whether two tiles of rows, a strip) for all tiles: strips of so many steps one after another, both halves of the panel in each,
+  // so that the rows' strip and the sums stay in the nearest cache.
   template <class F>
-  void each_block(F&& f) const {
-    for (int64_t column = 0; column < kPanel; column += kPanel / 2)
-      for (int64_t t = begin_; t + 1 < end_; t += 2) f(std::true_type(), t, column);
-    if ((end_ - begin_) % 2) f(std::false_type(), end_ - 1, int64_t(0));
+  void each_strip(int64_t steps, int64_t strip, F&& f) {
+    for (int64_t t = begin_; t + 1 < end_; t += 2) pass<true>(t, steps, strip, f);
+    if ((end_ - begin_) % 2) pass<false>(end_ - 1, steps, strip, f);
+  }
+
+  template <bool Two, class F>
+  BATON_INLINE void pass(int64_t tile, int64_t steps, int64_t strip, F& f) {
+    const int64_t first = tile * rows_.per_tile, rows = (Two ? 2 : 1) * rows_.per_tile;
+    float* sums = rows_.chunks() > 1 ? kept_ + (panel_ - panels_.begin) * size_ + (first - begin_ * rows_.per_tile) * kPanel : own_;
+    const int64_t count = std::min(rows, rows_.m - first);
+    ahead_.results = last_ ? results_.lines<kPanel>(panel_ * kPanel, first, count) : ResultRows{};
+    for (int64_t begin = 0; begin < steps; begin += strip)
+      for (int64_t column = 0; column < kPanel; column += Two ? kPanel / 2 : kPanel)
+        f(std::bool_constant<Two>(), Strip{tile, column, begin, std::min(begin + strip, steps), sums,
+                                           begin + strip >= steps && (!Two || column > 0)});
+  }
+
+  // A block's sums, with those of the last chunk, go where they belong.
+  template <bool Two>
+  BATON_INLINE void finish(const Strip& strip) const {
+    const int64_t first = strip.tile * rows_.per_tile, count = std::min((Two ? 2 : 1) * rows_.per_tile, rows_.m - first);
+    if (strip.done && last_) results_.write<kPanel>(panel_ * kPanel, first, count, strip.sums);
   }
 
   // What comes behind the chunk is fetched evenly beside its products.
-  AmxAhead ahead(const AmxWeights& weights) const {
-    const int64_t blocks = (end_ - begin_) / 2 * 2 + (end_ - begin_) % 2, steps = std::max<int64_t>(1, blocks * weights.all());
-    const int64_t lines = weight_bytes(w_, width_ * kPanel) / 64;
-    return {(const char*)at_ + weight_bytes(w_, width_ * kPanel), (lines + steps - 1) / steps};
+  void fetch_beside(const AmxWeights& weights) {
+    const int64_t blocks = end_ - begin_, steps = std::max<int64_t>(1, blocks * weights.all()), lines = chunk_bytes() / 64;
+    ahead_ = {(const char*)next_, (lines + steps - 1) / steps, {}};
   }
 
-  float* sums_of(int64_t tile) const { return sums_ + (tile - begin_) * rows_.per_tile * kPanel; }
-
-  // bf16: sums stay floats in tiles and go on where they left off, so that chunks don't show in them.
+  // bf16: sums stay floats in tiles and go on where they left off, so that strips and chunks don't show in them.
   void pairs(const AmxWeights& weights) {
-    AmxAhead beside = ahead(weights);
-    each_block([&](auto two, int64_t tile, int64_t column) {
-      const AmxSums<two()> sums(sums_of(tile), rows_.per_tile, column);
+    fetch_beside(weights);
+    const int64_t strips = end_ - begin_ > kAmxFew ? (weights.all() + kAmxStrip - 1) / kAmxStrip : 1;
+    each_strip(weights.all(), (weights.all() + strips - 1) / strips, [&](auto two, const Strip& strip) BATON_LAMBDA {
+      const AmxSums<two()> sums(strip.sums, rows_.per_tile, strip.column);
 #ifdef BATON_MUTATION_AMX_CHUNK
       zero_tiles();  // a planted bug: earlier chunks are forgotten
 #else
-      sums.load();
+      from_ + strip.begin ? sums.load() : zero_tiles();
 #endif
-      weights.each_run(0, weights.all(), [&](const uint8_t* w, int64_t step, int64_t steps) {
-        add_products<TILE_BF16, two()>(rows_, tile, step, w + 4 * column, steps, beside);
+      weights.each_run(strip.begin, strip.end, [&](const uint8_t* w, int64_t step, int64_t steps) BATON_LAMBDA {
+        add_products<TILE_BF16, two()>(rows_, strip.tile, step, w + 4 * strip.column, steps, ahead_);
       });
       sums.store();
+      finish<two()>(strip);
     });
   }
 
   // Each group's sum times its scales is added to the rows'.
   void pairs_by_groups(const AmxWeights& weights) {
-    AmxAhead beside = ahead(weights);
+    fetch_beside(weights);
     float* scales = (float*)(unpacked_ + weights.steps * kStepBytes);
     for (int64_t i = 0; i < width_ / w_.group * kPanel; ++i) scales[i] = from_fp16(w_.scales[scale_at(w_.group) + i]);
     alignas(64) float part[2 * TILE_ROWS * kPanel];
-    each_block([&](auto two, int64_t tile, int64_t column) {
-      const AmxSums<two()> sums(part, rows_.per_tile, column);
-      for (int64_t g = 0, each = w_.group / rows_.inputs; g < width_ / w_.group; ++g) {
-        zero_tiles();
-        weights.each_run(g * each, (g + 1) * each, [&](const uint8_t* w, int64_t step, int64_t steps) {
-          add_products<TILE_BF16, two()>(rows_, tile, step, w + 4 * column, steps, beside);
-        });
-        sums.store();
-        for (int64_t n = column; n < (two() ? column + kPanel / 2 : kPanel); n += LANES)
-          for (int64_t r = 0; r < (two() ? 2 : 1) * rows_.per_tile; ++r) {
-            float* to = sums_of(tile) + r * kPanel + n;
-            store(to, load(to) + load(part + r * kPanel + n) * load(scales + g * kGroupStride + n));
-          }
-      }
+    const int64_t each = w_.group / rows_.inputs;
+    each_strip(width_ / w_.group * each, each, [&](auto two, const Strip& strip) BATON_LAMBDA {
+      const AmxSums<two()> sums(part, rows_.per_tile, strip.column);
+      zero_tiles();
+      weights.each_run(strip.begin, strip.end, [&](const uint8_t* w, int64_t step, int64_t steps) BATON_LAMBDA {
+        add_products<TILE_BF16, two()>(rows_, strip.tile, step, w + 4 * strip.column, steps, ahead_);
+      });
+      sums.store();
+      for (int64_t n = strip.column; n < strip.column + sums.columns; n += LANES)
+        for (int64_t r = 0; r < sums.rows(rows_.per_tile); ++r) {
+          float* to = strip.sums + r * kPanel + n;
+          store(to, (from_ + strip.begin ? load(to) : vf{}) + load(part + r * kPanel + n) * load(scales + strip.begin / each * kGroupStride + n));
+        }
+      finish<two()>(strip);
     });
   }
 
   void integers(const AmxWeights& weights) {
-    const TileWeights w{nullptr, (width_ + rows_.group - 1) / rows_.group, 0, 0, rows_.zero, rows_.widened ? nullptr : w_.scales,
+    const TileWeights w{nullptr, 0, 0, 0, rows_.zero, rows_.widened ? nullptr : w_.scales,
                         has_mins(w_) && !rows_.widened ? w_.mins : nullptr, 0};
     if (w.mins)
       by_groups<SCALES_AND_MINS>(weights, w);
@@ -146,57 +183,78 @@ class AmxPanel {
       by_groups<NO_SCALES>(weights, w);
   }
 
+  // A strip's integers are scaled when the next one's products are under way, since tiles are stored long after they were asked for.
+  // Blocks of one kind follow each other: two tiles' halves lie side by side, a single one's strips on top of each other in turn.
   template <Scales S>
   void by_groups(const AmxWeights& weights, const TileWeights& w) {
-    AmxAhead beside = ahead(weights);
+    fetch_beside(weights);
     alignas(64) int32_t whole[2 * TILE_ROWS * kPanel];
     const int64_t each = rows_.group / rows_.inputs;
-    each_block([&](auto two, int64_t tile, int64_t column) {
-      const AmxSums<two()> sums(whole, rows_.per_tile, column);
-      for (int64_t g = 0; g < w.groups; ++g) {
-        zero_tiles();
-        weights.each_run(g * each, std::min((g + 1) * each, weights.all()), [&](const uint8_t* from, int64_t step, int64_t steps) {
-          add_products<TILE_S8_U8, two()>(rows_, tile, step, from + 4 * column, steps, beside);
-        });
-        sums.store();
-        const int32_t* starts = rows_.starts + tile * rows_.per_tile * rows_.groups + from_ / rows_.group + g;
-        add_group<S>(whole, starts, rows_.groups, (two() ? 2 : 1) * rows_.per_tile, column, two() ? column + kPanel / 2 : kPanel, w,
-                     S == NO_SCALES ? 0 : scale_at(rows_.group) + g * kGroupStride, sums_of(tile));
-      }
+    Strip before{};
+    bool two_before = false;
+    const auto lies = [&](bool two, const Strip& strip) { return whole + (two ? 0 : strip.begin / each % 2 * TILE_ROWS * kPanel); };
+    const auto add = [&](auto two, const Strip& strip) BATON_LAMBDA {
+      const int64_t g = strip.begin / each, rows = AmxSums<two()>::rows(rows_.per_tile);
+      const int32_t* starts = rows_.starts + strip.tile * rows_.per_tile * rows_.groups + from_ / rows_.group + g;
+      add_group<S>(lies(two(), strip), starts, rows_.groups, rows, strip.column, strip.column + AmxSums<two()>::columns, w,
+                   S == NO_SCALES ? 0 : scale_at(rows_.group) + g * kGroupStride, from_ + strip.begin == 0, strip.sums);
+      finish<two()>(strip);
+    };
+    const auto settle = [&] {
+      if (before.sums) two_before ? add(std::true_type(), before) : add(std::false_type(), before);
+      before.sums = nullptr;
+    };
+    each_strip(weights.all(), each, [&](auto two, const Strip& strip) BATON_LAMBDA {
+      const AmxSums<two()> sums(lies(two(), strip), rows_.per_tile, strip.column);
+      if (two() != two_before || (!two() && before.begin / each % 2 == strip.begin / each % 2)) settle();
+      zero_tiles();
+      weights.each_run(strip.begin, strip.end, [&](const uint8_t* from, int64_t step, int64_t steps) BATON_LAMBDA {
+        add_products<TILE_S8_U8, two()>(rows_, strip.tile, step, from + 4 * strip.column, steps, ahead_);
+      });
+      sums.store();
+      settle();
+      before = strip, two_before = two();
     });
+    settle();
   }
 
   const PackedLinear& w_;
   const AmxRows& rows_;
   const Results& results_;
-  const int64_t panel_, begin_, end_;  // tiles of rows
-  int64_t from_ = 0, width_ = 0;       // the chunk's inputs
-  const uint8_t* at_ = nullptr;        // its weights
-  float* sums_;                        // [row from the first tile's first on][64]
+  const Range panels_;
+  const int64_t begin_, end_;                    // tiles of rows
+  int64_t size_;                                 // sums of a panel
+  int64_t from_ = 0, width_ = 0, panel_ = 0;     // the chunk's inputs, and the panel that passes it
+  bool last_ = false;                            // of the chunks
+  const uint8_t *at_ = nullptr, *next_ = nullptr;  // its weights, and those behind them
+  float *own_, *kept_;                           // [row of two tiles][64], and [panel][row from the first tile's first on][64]
   uint8_t *unpacked_, *tail_;
+  AmxAhead ahead_{};  // of the chunk, and of a block's results
 };
 
 // Blocks of rows, more of them where there are too few panels for the threads.
 inline int64_t amx_blocks(const AmxRows& rows, int64_t panels) {
-  const int64_t fit = up(rows.tiles, kAmxBlock) / kAmxBlock, wanted = (2 * threads() + panels - 1) / panels;
+  const int64_t fit = up(rows.tiles, rows.block()) / rows.block(), wanted = (2 * threads() + panels - 1) / panels;
   return std::max(fit, threads() > 1 ? std::min(wanted, rows.tiles / 2) : 1);
+}
+
+// Runs of panels that a thread takes one after another, since each fetches the next one's weights: a few for each thread.
+inline int64_t amx_runs(const AmxRows& rows, int64_t panels, int64_t blocks) {
+  const int64_t most = rows.chunks() > 1 ? kAmxPanels : panels, least = (panels + most - 1) / most;
+  return std::min(panels, std::max(least, (4 * threads() + blocks - 1) / blocks));
 }
 
 inline void amx_linear(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
   const AmxRows rows = prepare_amx(w, x, x_dtype, x_stride, m);
   Results own = results;
   own.row_scales = rows.inputs == 32 ? nullptr : rows.scales;
-  const int64_t panels = (w.n + kPanel - 1) / kPanel, blocks = amx_blocks(rows, panels);
-  const bool few = rows.tiles <= 2;  // then each part of the panels is a long stream from memory
-  const int32_t parts = int32_t(few ? std::min<int64_t>(panels, 4 * threads()) : panels * blocks);
-  parallel_for(parts, [&](int32_t task) {
-    const TileUse tiles(rows.per_tile);
-    if (!few) {
-      const Range block = part(rows.tiles, 1, int32_t(blocks), int32_t(task / panels));
-      return AmxPanel(w, rows, own, task % panels, block.begin, block.end).run();
-    }
-    const Range range = part(panels, 1, parts, task);
-    for (int64_t panel = range.begin; panel < range.end; ++panel) AmxPanel(w, rows, own, panel, 0, rows.tiles).run();
+  const int64_t panels = (w.n + kPanel - 1) / kPanel, blocks = amx_blocks(rows, panels), runs = amx_runs(rows, panels, blocks);
+  const bool few = rows.tiles <= 2;  // then a run is a long stream from memory
+  parallel_for(int32_t(runs * blocks), [&](int32_t task) {
+    const TileUse use(rows.per_tile);
+    const Range run = part(panels, 1, int32_t(runs), int32_t(task % runs)), tiles = part(rows.tiles, 1, int32_t(blocks), int32_t(task / runs));
+    if (!few) return AmxPanels(w, rows, own, run, tiles).run();
+    for (int64_t panel = run.begin; panel < run.end; ++panel) AmxPanels(w, rows, own, {panel, panel + 1}, tiles).run();
   });
 }
 

@@ -12,8 +12,11 @@ namespace baton {
 // Rows of integers from which on tiles are taken; fewer wait for memory either way, and VNNI reads weights as they lie. int4 becomes
 // bytes for tiles first.
 constexpr int64_t kAmxRows = 8, kAmxRowsW4 = 16;
-constexpr int64_t kAmxChunk = 2048;  // bytes of a row whose weights stay in the L2 cache while rows pass
-constexpr int64_t kAmxBlock = 32;    // tiles of rows that pass a chunk together: their part of it stays in the L2 cache, too
+constexpr int64_t kAmxChunk = 4096;          // bytes of a row whose weights stay in the L2 cache while rows pass
+constexpr int64_t kAmxStrip = 14;            // steps of two tiles of rows that stay in the nearest cache for both halves of a panel
+constexpr int64_t kAmxFew = 4;               // tiles of rows up to which weights are read from afar, and strips would save nothing
+constexpr int64_t kAmxBlockBytes = 1 << 20;  // of rows that pass a panel's chunk together: they stay in the L2 cache from panel to panel
+constexpr int64_t kAmxPanels = 8;            // that pass a chunk one after another, where there are several: their sums stay there, too
 
 // Whether tiles multiply. What they make of bf16 differs in bits from what other instructions do: so all rows go by them, or none.
 // Integers' sums are exact: their rows go by what is quicker, as long as a group is whole steps.
@@ -35,6 +38,9 @@ struct AmxRows {  // what is multiplied, in the calling thread's scratch
   float* scales;    // [row]
 
   int64_t rows() const { return tiles * per_tile; }
+  int64_t chunks() const { return up(padded, chunk) / chunk; }
+  // Tiles of rows that pass a panel together, an even number.
+  int64_t block() const { return std::max<int64_t>(2, kAmxBlockBytes / (std::min(chunk / inputs, steps) * apart()) / 2 * 2); }
   int64_t apart() const { return per_tile * TILE_BYTES; }  // bytes from a tile's step to the next one
   char* at(int64_t tile, int64_t step) const { return x + (tile * steps + step) * apart(); }
 };

@@ -10,14 +10,16 @@ namespace baton {
 
 constexpr int64_t kStepBytes = TILE_ROWS * kPanel * 4;  // a step's weights: sixteen words of 64 outputs, as panels have them
 
-// What is fetched beside the products: so many lines a step.
+// What is fetched beside the products: so many lines a step, and a row of the results.
 struct AmxAhead {
   const char* at;
   int64_t lines;
+  ResultRows results;
 
   BATON_INLINE void fetch() {
     for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
     at += 64 * lines;
+    results.fetch();
   }
 };
 
@@ -25,6 +27,9 @@ struct AmxAhead {
 // times sixteen columns of one.
 template <bool Pair>
 struct AmxSums {
+  static constexpr int64_t columns = Pair ? kPanel / 2 : kPanel;
+  static int64_t rows(int64_t per_tile) { return (Pair ? 2 : 1) * per_tile; }
+
   char* at[4];
 
   AmxSums(void* sums, int64_t per_tile, int64_t column) {
@@ -108,11 +113,11 @@ BATON_INLINE vf halves(const fp16* at) {
 #endif
 }
 
-// A group's integers of `rows` rows and columns begin … end - 1, with their starts, scaled on top of the float sums: rounded as
-// other ISAs round them. `at`: where the group's scales lie.
+// A group's integers of `rows` rows and columns begin … end - 1, with their starts, scaled on top of the float sums (nothing at the
+// `first` group): rounded as other ISAs round them. `at`: where the group's scales lie.
 template <Scales S>
 inline void add_group(const int32_t* whole, const int32_t* starts, int64_t groups, int64_t rows, int64_t begin, int64_t end,
-                      const TileWeights& w, int64_t at, float* out) {
+                      const TileWeights& w, int64_t at, bool first, float* out) {
   for (int64_t n = begin; n < end; n += LANES) {
     const vf scale = S == NO_SCALES ? vf{} : halves(w.scales + at + n);
     const vf low = S == SCALES_AND_MINS ? halves(w.mins + at + n) / splat(float(w.zero)) : vf{};
@@ -123,8 +128,8 @@ inline void add_group(const int32_t* whole, const int32_t* starts, int64_t group
       const int32_t start = starts[r * groups];
 #endif
       float* to = out + r * kPanel + n;
-      const vf exact = to_float(load_words(whole + r * kPanel + n) + splat_word(start));
-      vf total = S == NO_SCALES ? exact + load(to) : fma(exact, scale, load(to));
+      const vf exact = to_float(load_words(whole + r * kPanel + n) + splat_word(start)), before = first ? vf{} : load(to);
+      vf total = S == NO_SCALES ? exact + before : fma(exact, scale, before);
       if (S == SCALES_AND_MINS) total = fma(low, splat(float(start)), total);
       store(to, total);
     }
