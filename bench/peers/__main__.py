@@ -1,7 +1,8 @@
 """Our engine and others side by side: same weights, same threads, turn about in one run.
 
     python -m bench.peers [--sizes 150M,0.5B] [--schemes int8,int4,bf16] [--batches 1,4,16] [--rounds 7]
-                          [--peers llama.cpp,OpenVINO,transformers,bitsandbytes] [--json FILE] [--resume]
+                          [--prompts 512,2048] [--peers llama.cpp,OpenVINO,transformers,bitsandbytes]
+                          [--json FILE] [--resume]
     python -m bench.peers --sizes 150M --schemes int4,q4_1,q4_k,q5_k,q6_k,iq4_nl,iq4_xs,mxfp4,int8,nf4
                           --batches 1,16 --rounds 2 --peers llama.cpp,bitsandbytes --json FILE
     PEER_CLOCK=cpu taskset -c 0 python -m bench.peers …
@@ -29,7 +30,7 @@ from rich.console import Console
 
 from baton.bench.engine.memory import MemoryRead
 from baton.bench.rows import Row, median, paired, spread, table
-from baton.evaluate.workload import PROMPT
+from baton.evaluate.workload import CONTEXT, PROMPT, STEPS
 from bench.peers import results
 from bench.peers.answering import clock
 from bench.peers.environments import HOME
@@ -48,12 +49,15 @@ def main() -> None:
     asked = _arguments()
     _require_one_thread()
     batches = [int(batch) for batch in asked.batches.split(",")]
+    prompts, peers = [int(tokens) for tokens in asked.prompts.split(",")], asked.peers.split(",")
+    if unknown := set(peers) - set(PEERS):
+        raise SystemExit(f"--peers: no peer {', '.join(sorted(unknown))}; there is {', '.join(PEERS)}")
     rows: list[Row] = []
     for size in asked.sizes.split(","):
         for scheme in asked.schemes.split(","):
             if asked.resume and results.measured(asked.json, size, scheme):
                 continue
-            rows += _compare(size, scheme, batches, asked.rounds, asked.peers.split(","))
+            rows += _compare(size, scheme, batches, prompts, asked.rounds, peers)
             if asked.json:
                 results.merge(asked.json, rows, f"{MemoryRead().rate() / 1e9:.3g} GB/s")
     Console(width=150).print(table(rows))
@@ -64,6 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", default="150M,0.5B")
     parser.add_argument("--schemes", default="int8,int4,bf16")
     parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--prompts", default=str(PROMPT))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--json", default="")
@@ -77,13 +82,16 @@ def _require_one_thread() -> None:
         raise SystemExit("PEER_CLOCK=cpu takes one thread: run it under taskset -c 0")
 
 
-def _compare(size: str, scheme: str, batches: list[int], rounds: int, peers: list[str]) -> Iterator[Row]:
+def _compare(
+    size: str, scheme: str, batches: list[int], prompts: list[int], rounds: int, peers: list[str]
+) -> Iterator[Row]:
     folder = nf4_of(HOME, size) if scheme == NF4 else folder_of(HOME, size, scheme)
     threads, most = len(os.sched_getaffinity(0)), max(batches)
-    own = list(_own_sides(folder, size, scheme, most))
+    own = list(_own_sides(folder, size, scheme, most, max(prompts)))
     mine: list[Side] = [*own]
+    longest = max(CONTEXT + 2 * STEPS, *(tokens + STEPS for tokens in prompts))
     ours, weights = own[0], own[0].weight_bytes
-    theirs: list[Side] = [Peer(name, folder, threads, most) for name in peers if _joins(name, scheme)]
+    theirs: list[Side] = [Peer(name, folder, threads, most, longest) for name in peers if _joins(name, scheme)]
     memory: list[Side] = [Memory()]
     for batch in batches:
         floor = memory if batch == 1 and clock is not time.process_time else []
@@ -100,21 +108,22 @@ def _compare(size: str, scheme: str, batches: list[int], rounds: int, peers: lis
             rates = [read / seconds for seconds in took[ours.name]]
             wanted = 0.0 if scheme in OWN else LEAST_READ
             yield _floor_row(what, rates, [1e9 / seconds for seconds in took[Memory.name]], wanted)
-    took = _turn_about([*mine, *theirs], lambda side: side.prompt_seconds(), rounds)
-    for side in mine:
-        for peer in theirs:
-            target = PROMPT_TARGET if side.name == scheme == "int8" else 0.0
-            yield _row(f"prompt of {PROMPT} tokens, {size} {scheme}", side, peer, took, PROMPT, target)
+    for tokens in prompts:
+        took = _turn_about([*mine, *theirs], lambda side, n=tokens: side.prompt_seconds(n), rounds)  # type: ignore[misc]
+        for side in mine:
+            for peer in theirs:
+                target = PROMPT_TARGET if side.name == scheme == "int8" else 0.0
+                yield _row(f"prompt of {tokens} tokens, {size} {scheme}", side, peer, took, tokens, target)
     for side in theirs:
         side.close()
 
 
-def _own_sides(folder: Path, size: str, scheme: str, most: int) -> Iterator[BatonPeer]:
+def _own_sides(folder: Path, size: str, scheme: str, most: int, prompt: int) -> Iterator[BatonPeer]:
     """Our own form where there is one, then the file that others read; bf16's are the same."""
     if scheme in OWN:
-        yield BatonPeer.rounded(size, scheme, most)
+        yield BatonPeer.rounded(size, scheme, most, prompt)
     if scheme != "bf16":
-        yield BatonPeer.of_file(folder, most)
+        yield BatonPeer.of_file(folder, most, prompt)
 
 
 def _joins(name: str, scheme: str) -> bool:

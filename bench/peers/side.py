@@ -1,7 +1,7 @@
 """Declares who is compared: our engine in this process, each peer in a process of its own environment.
 
 All answer the same two questions with seconds: a step that advances ``batch`` sequences with CONTEXT tokens behind
-them, and a prompt of PROMPT tokens up to its first token. Knows nothing of rows or of how a peer does it.
+them, and a prompt of so many tokens up to its first token. Knows nothing of rows or of how a peer does it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Side(Protocol):
     def decode_seconds(self, batch: int) -> float:
         """Returns the mean seconds of a decode step of ``batch`` sequences."""
 
-    def prompt_seconds(self) -> float:
-        """Returns the mean seconds of reading a prompt."""
+    def prompt_seconds(self, tokens: int) -> float:
+        """Returns the mean seconds of reading a prompt of ``tokens`` tokens."""
 
     def close(self) -> None:
         """Ends the engine's process."""
@@ -48,33 +48,33 @@ class Side(Protocol):
 class BatonPeer:
     """Runs our engine, with weights rounded by ``scheme`` or those of the peers' own file."""
 
-    def __init__(self, name: str, runner: NativeRunner, most: int, weight_bytes: int) -> None:
+    def __init__(self, name: str, runner: NativeRunner, most: int, weight_bytes: int, prompt: int = PROMPT) -> None:
         self.name, self.weight_bytes = name, weight_bytes  # of weights that a decode step reads
-        self._work = Workload(runner, most, runner.spec.vocab_size, clock)
+        self._work = Workload(runner, most, runner.spec.vocab_size, clock, prompt)
         self.kv_bytes = self._work.kv_bytes
 
     @classmethod
-    def rounded(cls, size: str, scheme: str, most: int) -> BatonPeer:
+    def rounded(cls, size: str, scheme: str, most: int, prompt: int = PROMPT) -> BatonPeer:
         """Returns our engine with weights in our own form of ``scheme``, as ``--quantization`` gives them."""
         runner, read = random_runner(size, scheme, "bf16")
-        return cls(scheme, runner, most, read)
+        return cls(scheme, runner, most, read, prompt)
 
     @classmethod
-    def of_file(cls, folder: Path, most: int) -> BatonPeer:
+    def of_file(cls, folder: Path, most: int, prompt: int = PROMPT) -> BatonPeer:
         """Returns our engine with the blocks of the peers' file as they are."""
         runner = load(EngineConfig(model=str(folder), dtype="float32", kv_cache_dtype="bf16"))
         if not isinstance(runner, NativeRunner):
             raise ConfigError("the comparison needs the native kernels: install a C++ compiler", "device")
         assert runner.work is not None
-        return cls(FILE, runner, most, int(runner.work.step_bytes))
+        return cls(FILE, runner, most, int(runner.work.step_bytes), prompt)
 
     def decode_seconds(self, batch: int) -> float:
         """Returns the mean seconds of a decode step of ``batch`` sequences."""
         return self._work.decode_seconds(batch)
 
-    def prompt_seconds(self) -> float:
-        """Returns the mean seconds of reading a prompt."""
-        return self._work.prompt_seconds()
+    def prompt_seconds(self, tokens: int) -> float:
+        """Returns the mean seconds of reading a prompt of ``tokens`` tokens."""
+        return self._work.prompt_seconds(tokens)
 
     def close(self) -> None:
         """Does nothing, because the engine runs in this process."""
@@ -92,7 +92,7 @@ class Memory:
         """Returns the seconds of reading a gigabyte."""
         return 1e9 / self._read.rate()
 
-    def prompt_seconds(self) -> float:
+    def prompt_seconds(self, tokens: int) -> float:
         """Returns the same as ``decode_seconds``, because there is no prompt to read."""
         return self.decode_seconds(1)
 
@@ -103,9 +103,9 @@ class Memory:
 class Peer:
     """A peer's process, asked by lines of JSON."""
 
-    def __init__(self, name: str, folder: Path, threads: int, most: int) -> None:
+    def __init__(self, name: str, folder: Path, threads: int, most: int, tokens: int = CONTEXT + 2 * STEPS) -> None:
         script = Path(__file__).with_name(f"{PEERS[name]}_side.py")
-        arguments = [script, folder / NAME, threads, most, CONTEXT + 2 * STEPS]
+        arguments = [script, folder / NAME, threads, most, tokens]
         self._script, self._log = script.name, folder / f"{PEERS[name]}.log"
         about, built = self._start(PEERS[name], arguments), ""
         if about is None and (other := WITHOUT.get(PEERS[name])):
@@ -135,9 +135,9 @@ class Peer:
         """Returns the mean seconds of a decode step of ``batch`` sequences."""
         return self._ask(batch=batch, context=CONTEXT, steps=STEPS)
 
-    def prompt_seconds(self) -> float:
-        """Returns the mean seconds of reading a prompt."""
-        return self._ask(prompt=PROMPT)
+    def prompt_seconds(self, tokens: int) -> float:
+        """Returns the mean seconds of reading a prompt of ``tokens`` tokens."""
+        return self._ask(prompt=tokens)
 
     def close(self) -> None:
         """Ends the engine's process."""
