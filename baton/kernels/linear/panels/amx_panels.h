@@ -58,13 +58,13 @@ class AmxPanels {
 
   AmxWeights as_they_lie() {
     const int64_t steps = width_ / rows_.inputs, rest = weight_bytes(w_, width_ % rows_.inputs * kPanel);
-    const AmxWeights found{at_, rest ? tail_ : nullptr, from_ / rows_.inputs, steps};
+    const AmxWeights found{at_, tail_, from_ / rows_.inputs, steps, rest ? 1 : 0};
     if (rest) std::memcpy(tail_, at_ + steps * kStepBytes, size_t(rest)), std::memset(tail_ + rest, 0, size_t(kStepBytes - rest));
     return found;
   }
 
   AmxWeights unpacked() const {
-    return {unpacked_, nullptr, from_ / rows_.inputs, up(width_, rows_.inputs) / rows_.inputs};
+    return {unpacked_, tail_, from_ / rows_.inputs, up(width_, rows_.inputs) / rows_.inputs, 0};
   }
 
   AmxWeights widened_e4m3() {

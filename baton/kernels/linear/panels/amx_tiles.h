@@ -85,20 +85,20 @@ BATON_INLINE void add_products(const AmxRows& rows, int64_t first, int64_t step,
   }
 }
 
-// A chunk of a panel's weights in whole steps; `tail`: one more, with zeros behind its inputs, or null.
+// A chunk of a panel's weights in whole steps; `tail`: one more, with zeros behind its inputs, or none.
 struct AmxWeights {
   const uint8_t *w, *tail;
-  int64_t first, steps;  // the first step's number among the row's
+  int64_t first, steps, tails;  // the first step's number among the row's; tails: 0 or 1
 
   // f(weights, first step, steps) for steps begin … end - 1 of the chunk.
   template <class F>
   BATON_INLINE void each_run(int64_t begin, int64_t end, F&& f) const {
     if (begin < std::min(end, steps)) f(w + begin * kStepBytes, first + begin, std::min(end, steps) - begin);
 #ifndef BATON_MUTATION_AMX_TAIL
-    if (tail && end > steps) f(tail, first + steps, int64_t(1));
+    if (end > steps) f(tail, first + steps, tails);
 #endif
   }
-  int64_t all() const { return steps + (tail != nullptr); }
+  int64_t all() const { return steps + tails; }
 };
 
 BATON_INLINE vf halves(const fp16* at) {
