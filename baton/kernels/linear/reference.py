@@ -8,14 +8,31 @@ The native op (``kernels/dense``) keeps them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.linear.held import HeldWeight
 from baton.kernels.linear.packed import BF16, E4M3, E4M3_A8, E4M3_A16, W8_OUTLIERS, PackedWeight, is_weight_only
 
 FLOOR = 1e-30  # the magnitude below which a row counts as zero
+
+
+class HeldWeight(ABC):
+    """A weight (n, k) that a library multiplies by in a form of its own."""
+
+    n: int
+    k: int
+    nbytes: int  # that a product reads
+
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """Returns x · weightᵀ, (rows, n) in any float dtype, for x (rows, k)."""
+
+    @abstractmethod
+    def rounded(self, x: Tensor) -> Tensor:
+        """Returns the rows (rows, k) that are multiplied in place of x, both float32."""
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight | HeldWeight, bias: Tensor | None = None) -> Tensor:

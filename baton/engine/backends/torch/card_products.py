@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.linear.held import HeldWeight
 from baton.kernels.linear.packed import E4M3, E4M3_A8, W4, W8, PackedWeight
 from baton.kernels.linear.panels.layout import from_steps, spread
-from baton.kernels.linear.reference import e4m3_rows, quantize_rows
+from baton.kernels.linear.reference import HeldWeight, e4m3_rows, quantize_rows
 
 TILES = 8  # of 16 inputs, that an int4 weight is packed by
 GROUPS = (32, 64, 128, 256)  # inputs per scale that torch's int4 has

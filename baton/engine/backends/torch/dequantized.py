@@ -7,7 +7,7 @@ the packed forms by that rounding; they need the memory of the plain dtype.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,9 +33,9 @@ def for_torch(
         if isinstance(weight, Tensor):
             made[name] = weight.to(device)
             continue
-        held: Any = chooser.held(weight) if chooser is not None and name in multiplied else None
+        held = chooser.held(weight) if chooser is not None and name in multiplied else None
         if held is not None:
-            made[name] = held  # the runner on torch's ops alone takes it
+            made[name] = cast(Tensor, held)  # no tensor, but what the runner on torch's ops takes in its place
         else:
             count = experts.get(name, 1)
             made[name] = _rows(weight, count, rows[name] // count, dtype).to(device)

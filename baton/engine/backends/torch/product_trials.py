@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from baton.engine.backends.cuda.op_trials import OpTrial, compare_ops
 from baton.engine.backends.torch.card_products import FORMS, Fp8Product, Int4Product, Int8Product
 from baton.engine.backends.torch.kept_choices import TriedWay
-from baton.kernels.linear.held import HeldWeight
 from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.linear.reference import HeldWeight
 
 log = logging.getLogger("baton.engine")
 

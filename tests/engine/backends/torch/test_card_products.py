@@ -19,9 +19,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
 from baton.engine.program.config import ModelConfig
-from baton.kernels.linear.held import HeldWeight
 from baton.kernels.linear.packed import E4M3_A8, PackedWeight, pack_e4m3, pack_integers, quantize
-from baton.kernels.linear.reference import linear
+from baton.kernels.linear.reference import HeldWeight, linear
 from baton.kv.layout.page import layout_for
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
