@@ -26,6 +26,8 @@ from baton.protos.nouns import TENANT_SALT_BYTES
 _KEY = re.compile(r"bt-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NO_HASH = "0" * 64  # is compared for an unknown key, so that it takes as long as for a known one
+LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e6  # JSON has no infinite one; a tiny one would never be served
+MOST_RATE = 2**53  # buckets count in floats
 LOOK_EVERY_S = 1.0  # seconds between two looks whether the file of keys changed
 log = logging.getLogger(__name__)
 
@@ -137,8 +139,11 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
     entry = msgspec.convert(
         {"id": key_id, "tenant": tenant, "hash": hash_of(text), "created": now, **fields}, ApiKey
     )
-    if not entry.weight > 0 or entry.requests_per_min < 0 or entry.tokens_per_min < 0:
-        raise ConfigError("a weight is over 0, and rates are 0 (no limit) or more", "weight")
+    if not LEAST_WEIGHT <= entry.weight <= MOST_WEIGHT:
+        raise ConfigError(f"a weight is a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}", "weight")
+    for name in ("requests_per_min", "tokens_per_min"):
+        if not 0 <= getattr(entry, name) <= MOST_RATE:
+            raise ConfigError(f"{name} is 0 (no limit) to {MOST_RATE}", name)
     if not -(2**31) <= entry.priority < 2**31:
         raise ConfigError(f"priority {entry.priority} has to fit 32 bits", "priority")
     with _changing(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -136,6 +137,15 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(ConfigError, match="weight"):
         add_key(path, "a", 1.0, weight=0.0)
     add_key(path, "a", 1.0)
+    for field, value in (
+        ("weight", math.inf),
+        ("weight", 1e-320),
+        ("tokens_per_min", 2**62),
+        ("requests_per_min", -1),
+    ):
+        with pytest.raises(ConfigError, match=field):
+            add_key(path, "a", 1.0, **{field: value})
+    assert len(read_keys(path)) == 1  # which can still be read
     with pytest.raises(ConfigError, match="no key 'x'"):
         revoke_key(path, "x")
     path.write_text('{"keys": [{"id": 1}]}')
