@@ -1,4 +1,4 @@
-"""What a runner may offer beside its steps: a mirror of its pages, ranks, asynchronous steps, the model's inside.
+"""Declares what a runner may offer beside its steps: a mirror of its pages, ranks, asynchronous steps, internals.
 Torch-free.
 
 Knows nothing of backends. Each is an attribute that most runners lack; the function of its name returns None then.

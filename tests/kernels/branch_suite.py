@@ -31,7 +31,7 @@ Read = Callable[[], NDArray[np.uint8]]  # all pages on the host, (PAGES, page by
 
 
 class Row(NamedTuple):
-    """What a row chose, and how likely what was."""
+    """Holds the token that a row chose, and the likelihoods it chose from."""
 
     token: int
     logprobs: TokenLogprobs | None

@@ -251,7 +251,7 @@ def nothing_of_earlier_calls_is_left(library: ctypes.CDLL) -> None:
 
 
 def threads_finish_before_it_returns(library: ctypes.CDLL) -> None:
-    """Of rows that two threads round, none is multiplied before they are rounded: calls of two inputs in turn."""
+    """Checks that no row is multiplied before both threads have rounded theirs, by calls of two inputs in turn."""
     weight, linear = FORMS["int8"](torch.randn(128, 4000)), bound(library)
     inputs = [torch.randn(12, 4000) for _ in range(2)]
     library.baton_set_threads(1)

@@ -107,7 +107,7 @@ class Hosts(Cluster):
         return self.intake.open_streams + far
 
     def epochs(self) -> dict[int, int]:
-        """What the engine believes to be open: by epoch, openings less ends."""
+        """Returns what the engine believes to be open: openings less ends, by epoch."""
         found: dict[int, int] = {}
         for said in self.told:
             if isinstance(said, ReceiveOpened | ReceiveClosed):
@@ -343,7 +343,7 @@ class Replies:
         self.said.append(frame)
 
     def end(self) -> None:
-        """Does nothing."""
+        """Ignores the call, because this engine keeps nothing to close."""
 
     def refusal(self) -> BatonError:
         return control.decode_error(frames.decode(self.said[-1]).body)

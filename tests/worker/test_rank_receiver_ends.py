@@ -1,4 +1,4 @@
-"""What ends a handoff to several hosts of a decode worker before it began, or their receivers' connections."""
+"""Tests the ends of handoffs to several hosts of a decode worker: before they began, or with a connection."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Once(Speculator):
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("kind", [new, misleading])
 def test_calls_that_are_felt_are_fewer_than_a_99th_percentile_sees(kind: Text, machine: Machine) -> None:
-    """They come beside the hundredth of steps that take longest anyway, so they are a small part of it."""
+    """Checks that felt calls lengthen far fewer steps than the hundredth beyond a 99th percentile."""
     found = played(machine, (kind,), 1, 3000, call_s=5 * CALL_S)
     assert sum(step > 1.01 for step in found.steps) < 0.003 * len(found.steps)
 

@@ -1,4 +1,4 @@
-"""What a tool parser's module offers where its format is ``Tags`` alone.
+"""Makes what a tool parser's module offers where its format is ``Tags`` alone.
 
 Knows nothing of any one format.
 """
