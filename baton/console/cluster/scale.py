@@ -26,9 +26,7 @@ from baton.protos.errors import ConfigError, StartupError, Unavailable
 from baton.protos.nouns import WorkerInfo
 
 LOOK_S = 0.2  # seconds between two looks at how many workers there are
-ABSENT_S = (
-    2.0  # seconds without a placer's sign until there is none: a Redis that was emptied is told in half of one
-)
+ABSENT_S = 2.0  # seconds without a placer's sign until there is none; an emptied Redis has one again in half
 SLOT = re.compile(r"(prefill|decode)-\d+")
 Guarded = Callable[[Callable[[], int]], int]
 
