@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,12 @@ from baton.engine.backends.cuda.card_trials import CardTrials
 from baton.engine.backends.cuda.gpu import Gpu
 from baton.engine.backends.cuda.op_trials import OpTrial
 from baton.engine.backends.cuda.product_choice import ProductTimes, chosen
-from baton.engine.backends.torch import card_ops
+from baton.engine.backends.torch import capture, card_ops, graph_trial, usual_products
 from baton.engine.backends.torch.card_ops import OpChoice
-from baton.kernels.abi.build import CACHE_ENV
+from baton.engine.backends.torch.kept_choices import TriedWay
+from baton.kernels.abi.build import CACHE_ENV, BuildError
 
+L4 = Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30)
 H100 = Gpu("NVIDIA H100", (9, 0), (13, 0), 80 << 30)
 OPS = OpTrial("swiglu, 1 rows", 1e-7, 3.0, 4.0), OpTrial("product int8, 1 rows", 1e-2, 5.0, 4.0)
 WRONG = OpTrial("rms_norm, 1 rows", None, 1.0, 2.0)
@@ -37,7 +41,7 @@ def test_a_machine_without_a_card_fails_with_the_remedy(monkeypatch: pytest.Monk
 
 
 def test_another_card_is_told_that_torchs_ops_serve() -> None:
-    (found,) = card.try_card(lambda: Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30))
+    (found,) = card.try_card(lambda: L4)
     assert found.state == "warn"
     assert "torch's ops serve" in found.what
 
@@ -45,33 +49,85 @@ def test_another_card_is_told_that_torchs_ops_serve() -> None:
 def test_another_card_is_tried_again_and_what_computes_which_op_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    l4, ops = Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30), (OpTrial("16 decodes", 1e-3, 30.0, 90.0),)
+    ops = (OpTrial("16 decodes", 1e-3, 30.0, 90.0),)
     config = load_config(flags={"worker": {"device": "cuda"}}, search=Path("/nowhere"))
-    monkeypatch.setenv(CACHE_ENV, str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(card_ops, "_free", lambda device: None)
+    fake_trials(monkeypatch, tmp_path, lambda *_: ())
     for why, state in ((card_ops.WITHOUT, "warn"), ("", "ok")):
         way = card_ops.TORCH if why else card_ops.FLASHINFER
         chosen = OpChoice(card_ops.ATTENTION, way, why, () if why else ops)
         monkeypatch.setattr(card_ops, "try_library", lambda *_, chosen=chosen: (chosen,))
-        told = card.try_card(lambda: l4)[1]
+        told = card.try_card(lambda: L4)[1]
         assert (told.subject, told.state, bool(told.remedy)) == ("gpu op", state, bool(why))
-        assert chosen.told in machine.gpu(config, lambda: l4).what
+        assert chosen.told in machine.gpu(config, lambda: L4).what
     assert told.what == "decode attention: flashinfer (flashinfer 30 us, torch 90 us)"
+
+
+def fake_trials(monkeypatch: pytest.MonkeyPatch, cache: Path, try_usual: Callable[..., object]) -> None:
+    """Lets a card be tried without one: what FlashInfer, torch's products and graphs come to is given."""
+    steps = OpTrial("decode step of 16 rows", 0.0, 40.0, 90.0)
+    monkeypatch.setenv(CACHE_ENV, str(cache))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(card_ops, "_free", lambda device: None)
+    monkeypatch.setattr(
+        card_ops, "try_library", lambda *_: (OpChoice(card_ops.DRAW, card_ops.TORCH, card_ops.FASTER),)
+    )
+    monkeypatch.setattr(usual_products, "try_usual", try_usual)
+    graphs = TriedWay("decode steps of one layer", "graph", "op by op", "graph", "", (steps,))
+    monkeypatch.setattr(capture, "CudaCapture", lambda: None)
+    monkeypatch.setattr(graph_trial, "try_graphs", lambda *_: graphs)
+
+
+@pytest.mark.parametrize("serves", ["another card", "a card without our kernels"])
+def test_products_of_quantized_weights_are_tried_where_torchs_ops_serve_and_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serves: str
+) -> None:
+    asked, said = H100 if "without" in serves else L4, list[str]()
+    real = usual_products.try_usual
+    small = ((64, 128), (192, 256))
+    fake_trials(monkeypatch, tmp_path, lambda gpu, device, tell: real(gpu, "cpu", tell, small))
+    monkeypatch.setattr(card, "device", raises(BuildError("no nvcc")))
+    monkeypatch.setattr(torch, "_scaled_mm", raises(RuntimeError("needs compute capability 8.9")))
+    found = card.try_card(lambda: asked, said.append)
+    told = {one.what.partition(":")[0]: one for one in found if one.subject == "gpu op"}
+    assert said[1:7:2] == [f"torch's product by 64 x 128, {form}" for form in ("int8", "fp8", "int4")]
+    for op in ("product by 192 x 256 (_int_mm)", "product by 64 x 128, groups of 32 (_weight_int4pack_mm)"):
+        assert told[op].state == "ok"
+        assert "us, " in told[op].what
+    refused = told["product by 64 x 128 (_scaled_mm)"]
+    assert (refused.state, refused.remedy) == ("warn", card.WIDE)
+    assert refused.what.endswith("dequantized, because it failed: RuntimeError: needs compute capability 8.9")
+    assert found[-1].what == card.PLAIN_OPS
+    config = load_config(flags={"worker": {"device": "cuda"}}, search=Path("/nowhere"))
+    later = machine.gpu(config, lambda: asked).what
+    assert all(one.what in later for op, one in told.items() if op.startswith(("product", "decode")))
+
+
+def test_products_that_leave_the_card_unusable_are_a_finding_behind_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_trials(monkeypatch, tmp_path, raises(RuntimeError("an illegal memory access")))
+    *_, before, failed = card.try_card(lambda: L4)
+    assert before.what == "filters of a draw: torch, because it is faster"
+    assert (failed.state, failed.remedy) == ("fail", "start again, a worker then dequantizes")
+    assert "an illegal memory access" in failed.what
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_a_trial_that_leaves_the_card_unusable_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    l4 = Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30)
-    monkeypatch.setenv(CACHE_ENV, str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    fake_trials(monkeypatch, tmp_path, lambda *_: ())
     full = OpChoice(card_ops.ATTENTION, card_ops.TORCH, "there was too little memory", lasts=False)
     monkeypatch.setattr(card_ops, "try_library", lambda *_: (full,))
-    monkeypatch.setattr(card_ops, "_free", lambda device: None)
-    assert card.try_card(lambda: l4)[1].remedy == card.FREE
+    assert card.try_card(lambda: L4)[1].remedy == card.FREE
     monkeypatch.setattr(card_ops, "_free", lambda device: 1 / 0)
-    found = card.try_card(lambda: l4)[1]
+    found = card.try_card(lambda: L4)[1]
     assert (found.state, found.remedy) == ("fail", "start again")
     assert "left the card unusable" in found.what
 
@@ -80,7 +136,7 @@ def test_each_step_and_op_is_a_finding_and_what_is_wrong_fails() -> None:
     record = CardTrials("H100", 1e9, {"bf16": "", "int4": "step 2 of the trial: off"}, (*OPS, WRONG))
     found = card.findings_of(record)
     assert [one.state for one in found] == ["ok", "fail", "ok", "warn", "fail"]
-    assert found[2].what == "swiglu, 1 rows: 3.0 us, torch 4.0 us, 1.0e-07 off float32"
+    assert found[2].what == "swiglu, 1 rows: ours 3.0 us, torch 4.0 us, 1.0e-07 off float32"
     assert all(one.remedy for one in found if one.state != "ok")
 
 

@@ -24,6 +24,8 @@ INSTALL = "install the extra [gpu] and what it compiles with (nvcc); until then 
 FREE = "try again while nothing else is on the card; a worker's start tries it, too"
 NO_LIBRARY = "torch's CUDA wheels bring it; BATON_CUBLASLT names another one"
 LAUNCHED = "decodes are launched op by op where a worker's start finds the same"
+PLAIN_OPS = "norms, products of bf16 weights, attention of prompts, everything not named here: torch"
+WIDE = "a worker dequantizes such weights on this card: they take 2 bytes a number"
 SLOWER = "slower than torch's: the step uses ours all the same"
 
 
@@ -36,12 +38,13 @@ def try_card(ask: Probe = probe, tell: Tell = lambda _: None) -> list[Finding]:
     except ConfigError as error:
         return [_refused(error)]
     if said := without_kernels(gpu):
-        return [Finding("card", "warn", f"{gpu.name}: torch's ops serve", said), *_choices(gpu)]
+        return [Finding("card", "warn", f"{gpu.name}: torch's ops serve", said), *_choices(gpu, tell)]
     try:
         return _trial(gpu, tell)
     except (BuildError, DeviceError) as error:
         remedy = "torch's ops serve instead; `python -m baton.kernels.cuda.build` says more"
-        return [Finding("card", "fail", f"{gpu.name}: {str(error).splitlines()[0]}", remedy)]
+        failed = Finding("card", "fail", f"{gpu.name}: {str(error).splitlines()[0]}", remedy)
+        return [failed, *(_choices(gpu, tell) if isinstance(error, BuildError) and not on_shim() else ())]
 
 
 def findings_of(found: CardTrials) -> list[Finding]:
@@ -96,41 +99,73 @@ def told_choices(gpu: Gpu) -> str:
     return "; ".join([*told, *(way.told for kind in (KIND, PRODUCTS) for way in newest(gpu, kind))])
 
 
-def _choices(gpu: Gpu) -> list[Finding]:
-    """Tries what computes which op, for the attention of an 8B; nothing if torch can't use the card. Workers try
-    their own models' again at their next start.
+def _choices(gpu: Gpu, tell: Tell) -> list[Finding]:
+    """Tries what computes which op where torch's ops serve, for an 8B; nothing if torch can't use the card. Workers
+    try their own models' again at their next start.
     """
     import torch
 
-    from baton.engine.backends.torch.card_ops import FASTER, USUAL, choices_on, forget_choices
-
     if not torch.cuda.is_available():
         return []
+    found: list[Finding] = []
     try:
-        forget_choices(gpu)
-        found = choices_on(gpu, USUAL, "cuda").choices
+        for tried in (_libraries, _quantized, _graphs):
+            found += tried(gpu, tell)
     except ConfigError as error:
-        return [_refused(error)]
+        return [*found, _refused(error)]
     except OSError as error:
-        return [Finding("gpu op", "warn", f"not tried: {error}", f"set {CACHE_ENV} to a directory of yours")]
-    ops = [
+        return [
+            *found,
+            Finding("gpu op", "warn", f"not tried: {error}", f"set {CACHE_ENV} to a directory of yours"),
+        ]
+    return [*found, Finding("gpu op", "ok", PLAIN_OPS)]
+
+
+def _libraries(gpu: Gpu, tell: Tell) -> list[Finding]:
+    """Returns whether FlashInfer or torch computes what both can. Raises ConfigError."""
+    from baton.engine.backends.torch.card_ops import FASTER, USUAL, choices_on, forget_choices
+
+    tell("FlashInfer beside torch")
+    forget_choices(gpu)
+    return [
         Finding("gpu op", "warn", choice.told, INSTALL if choice.lasts else FREE)
         if choice.why not in ("", FASTER)
         else Finding("gpu op", "ok", choice.told)
-        for choice in found
+        for choice in choices_on(gpu, USUAL, "cuda").choices
     ]
-    return [*ops, *_graphs()]
 
 
-def _graphs() -> list[Finding]:
-    """Returns whether decodes run by captured graphs where torch's ops serve."""
-    from baton.engine.backends.torch.capture import CudaCapture
-    from baton.engine.backends.torch.graph_trial import try_graphs
+def _quantized(gpu: Gpu, tell: Tell) -> list[Finding]:
+    """Returns what multiplies by an 8B's quantized matrices: torch's own products or dequantized ones. Raises
+    ConfigError.
+    """
+    from baton.engine.backends.torch.product_trials import FASTER
+    from baton.engine.backends.torch.usual_products import try_usual
 
     try:
+        ways = try_usual(gpu, "cuda", tell)
+    except RuntimeError as error:
+        text = f"torch's own products left the card unusable for this process: {error}; start again"
+        raise ConfigError(f"device cuda: {text}, a worker then dequantizes", "device") from error
+    return [
+        Finding("gpu op", "ok", way.told) if way.why in ("", FASTER) else Finding("gpu op", "warn", way.told, WIDE)
+        for way in ways
+    ]
+
+
+def _graphs(gpu: Gpu, tell: Tell) -> list[Finding]:
+    """Returns whether decodes run by captured graphs where torch's ops serve, which is kept. Raises ConfigError."""
+    from baton.engine.backends.torch.capture import CudaCapture
+    from baton.engine.backends.torch.decode_graphs import KIND
+    from baton.engine.backends.torch.graph_trial import try_graphs
+    from baton.engine.backends.torch.kept_choices import keep
+
+    tell("decodes by graph")
+    try:
         found = try_graphs("cuda", CudaCapture())
-    except ConfigError as error:
-        return [_refused(error)]
+        keep(gpu, KIND, found.op, [found])
+    except ConfigError:
+        raise
     except Exception as error:  # whatever torch says on a card that we don't know
         return [Finding("gpu op", "warn", f"decodes by graph: not tried: {error}", LAUNCHED)]
     state: State = "ok" if found.way == found.tried else "warn"
@@ -150,7 +185,8 @@ def _trial(gpu: Gpu, tell: Tell) -> list[Finding]:
     if (kept := _record(found, gpu)).state == "ok":
         found = card_trials.with_megakernel(found, device(), on_shim(), tell)
         kept = _record(found, gpu)
-    return [kept, *findings_of(found), *products]
+    others = _choices(gpu, tell) if any(found.steps.values()) and not on_shim() else []
+    return [kept, *findings_of(found), *products, *others]
 
 
 def _products(gpu: Gpu, tell: Tell) -> list[Finding]:
@@ -178,7 +214,7 @@ def _record(found: CardTrials, gpu: Gpu) -> Finding:
 
 def _of_op(op: OpTrial) -> Finding:
     error = "not finite" if op.error is None else f"{op.error:.1e} off float32"
-    said = f"{op.op}: {op.own_us:.1f} us, torch {op.torch_us:.1f} us, {error}"
+    said = f"{op.op}: ours {op.own_us:.1f} us, torch {op.torch_us:.1f} us, {error}"
     if not op.right:
         return Finding("gpu op", "fail", said, "its result is wrong on this card: use --device cpu, and report it")
     faster = op.own_us <= op.torch_us

@@ -155,6 +155,7 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
     else:
         said += f"; {figures} (baton doctor --gpu)" if (figures := earlier_trial(found)) else ""
         said += f"; {figures}" if (figures := told_products(found)) else ""
+        said += f"; where torch's ops serve: {figures}" if (figures := told_choices(found)) else ""
     if device not in ("cuda", "auto"):
         return Finding("gpu", "ok", f"{said}; none is asked for")
     said += f"; before weights, {_kv_room(config, found)}"

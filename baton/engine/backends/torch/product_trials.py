@@ -22,6 +22,7 @@ log = logging.getLogger("baton.engine")
 
 KIND = "products"  # of kept choices
 DEQUANTIZED = "dequantized"
+FASTER = "it is faster"  # the reason for dequantized products beside right ones
 ROWS = (1, 64)  # of the products that are tried
 Form = type[Int8Product] | type[Fp8Product] | type[Int4Product]
 
@@ -42,15 +43,21 @@ class ProductChooser:
 
     def held(self, weight: PackedWeight) -> HeldWeight | None:
         """Returns the weight for torch's own product; None if it is to be dequantized."""
-        form = next((form for form in FORMS if form.takes(weight)), None)
-        if form is None:
+        form, way = _form_of(weight), self.way_of(weight)
+        return form(weight, self._device) if form and way and way.way == form.name else None
+
+    def way_of(self, weight: PackedWeight) -> TriedWay | None:
+        """Returns what multiplies by ``weight``, tried now if no weight of its form and shape was; None if torch
+        has no product of its form.
+        """
+        if (form := _form_of(weight)) is None:
             return None
         group = f", groups of {weight.group}" if weight.group else ""
         op = f"product by {weight.n} x {weight.k}{group} ({form.name})"
         if op not in self.ways:
             self.ways[op] = self._tried(op, form, weight)
             log.info("%s", self.ways[op].told)
-        return form(weight, self._device) if self.ways[op].way == form.name else None
+        return self.ways[op]
 
     def _tried(self, op: str, form: Form, weight: PackedWeight) -> TriedWay:
         known = self._known.get(op)
@@ -69,7 +76,7 @@ class ProductChooser:
         if known is not None:
             return known
         if sum(trial.own_us for trial in trials) > sum(trial.torch_us for trial in trials):
-            return TriedWay(op, DEQUANTIZED, form.name, form.name, "it is faster", trials)
+            return TriedWay(op, DEQUANTIZED, form.name, form.name, FASTER, trials)
         return TriedWay(op, form.name, DEQUANTIZED, form.name, "", trials)
 
     def _trials(self, form: Form, weight: PackedWeight, timed: bool) -> list[OpTrial]:
@@ -81,3 +88,7 @@ class ProductChooser:
             own, peer = (lambda x=x: held.product(x)), (lambda x=x: F.linear(x, plain))
             found.append(compare_ops(f"{rows} rows", own, peer, wanted, self._device, timed=timed))
         return found
+
+
+def _form_of(weight: PackedWeight) -> Form | None:
+    return next((form for form in FORMS if form.takes(weight)), None)
