@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import fcntl
 import functools
+import hashlib
+import os
 import shutil
 import subprocess
-import tempfile
 import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -134,14 +134,21 @@ async def nccl_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
 
 @functools.cache
 def stand_in_driver() -> str:
-    """A library that answers for the CUDA driver, of stand_in_cuda.c; empty without a compiler."""
-    source, folder = Path(__file__).with_name("stand_in_cuda.c"), Path(tempfile.mkdtemp(prefix="bcuda-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    library = folder / "libcuda.so"
+    """A library that answers for the CUDA driver, of stand_in_cuda.c; empty without a compiler.
+
+    It is compiled once for a checkout: the test processes end without running what they registered for their end.
+    """
+    source = Path(__file__).with_name("stand_in_cuda.c")
+    folder = Path(__file__).parents[3] / "build" / "stand-ins"
+    library = folder / f"libcuda-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.so"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return ""
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-lrt", "-lpthread"], check=True)
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = library.with_suffix(f".{os.getpid()}")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", mine, source, "-lrt", "-lpthread"], check=True)
+        mine.replace(library)  # whole or not at all, for the other test processes
     return str(library)
 
 

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -52,14 +53,18 @@ class Receiver:
     """Runs a receiving process."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "baton.bench.kv.receiver", str(PAGE), str(PAGES)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._scratch = tempfile.TemporaryDirectory(prefix="bk-")  # a killed process leaves its own behind
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "baton.bench.kv.receiver", str(PAGE), str(PAGES)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": self._scratch.name},
+        )  # fmt: skip
         assert self.process.stdout is not None
         self.addresses = json.loads(self.process.stdout.readline())
 
     def end(self) -> None:
         self.process.kill()
         self.process.communicate()
+        self._scratch.cleanup()
 
 
 @pytest.fixture
