@@ -4,8 +4,9 @@
         [--ttft 10] [--tpot 0.1] [--faster 1] [--seconds 1800] [--out FILE]
 
 The choice is that of `baton plan` on the first half (a ratio, or colocated); the second half is simulated on every
-ratio and colocated. The figure is the goodput that the choice gives up against the best there. Nothing is real here
-but the trace and what the simulator runs of the product. The same figures on any machine, however busy.
+ratio and colocated. The figure is the share of requests within their SLOs that the choice gives up against the best
+there: requests, not requests per second, because a ratio that leaves some unanswered may end sooner. Nothing is
+real here but the trace and what the simulator runs of the product. The same figures on any machine, however busy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TARGET, WANT = 0.03, 0.9
 
 
 class HeldOut(msgspec.Struct, frozen=True):
-    """``chosen`` on the first half; goodput per second by ratio on the second, where ``best`` is the most.
+    """``chosen`` on the first half; the second half's requests within their SLOs by ratio, ``best`` with the most.
 
     No prefill worker: colocated.
     """
@@ -36,7 +37,7 @@ class HeldOut(msgspec.Struct, frozen=True):
     requests: tuple[int, int]
     chosen: tuple[int, int]
     best: tuple[int, int]
-    goodput: dict[str, float]
+    good: dict[str, int]
     lost: float
 
 
@@ -60,7 +61,7 @@ def held_out(trace: Trace, profile: str, workers: int, slo: Slo) -> HeldOut:
         (len(first.requests), len(second.requests)),
         (chosen.prefill, chosen.decode),
         (best.prefill, best.decode),
-        {r.name: r.score.goodput for r in judged},
+        {r.name: r.score.good for r in judged},
         1 - ours.score.good / best.score.good if best.score.good else 0.0,
     )
 
@@ -82,10 +83,10 @@ def main() -> int:
         trace = trace.between(0.0, args.seconds)
     found = held_out(trace, args.profile, args.workers, Slo(args.ttft, args.tpot))
     marked = {"chosen": ratio_name(*found.chosen), "best": ratio_name(*found.best)}
-    for name, goodput in found.goodput.items():
+    for name, good in found.good.items():
         marks = [mark for mark, at in marked.items() if name == at]
-        print(f"{name:>12}  goodput {goodput:7.3f}/s  {', '.join(marks)}")
-    print(f"the choice gives up {found.lost:.2%} of goodput on {found.requests[1]} requests it hasn't seen")
+        print(f"{name:>12}  {good:6d} within their SLOs  {', '.join(marks)}")
+    print(f"the choice gives up {found.lost:.2%} of the best's, on {found.requests[1]} requests it hasn't seen")
     if args.out:
         Path(args.out).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return 0 if found.lost <= TARGET else 1

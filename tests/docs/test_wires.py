@@ -13,10 +13,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def trees(*folders: str) -> dict[str, ast.Module]:
     """The modules below ``folders``, by path; generated ones are left out."""
     paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths if "_pb2" not in path.name}
+    return {str(path.relative_to(ROOT)): tree_of(path) for path in paths if "_pb2" not in path.name}
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
