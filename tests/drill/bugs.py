@@ -400,8 +400,8 @@ BUGS = (
     Bug(
         "one tenant's requests count as everybody's, so that a flood goes first",
         "router/dispatch/fair_queue.py",
-        "self._last.get((pool, load.tenant), 0.0)",
-        "max(self._last.values(), default=0.0)",
+        "self._last[pool].get(load.tenant, 0.0)",
+        "max(self._last[pool].values(), default=0.0)",
         size=FLOODED,
     ),
     Bug(
@@ -903,13 +903,13 @@ BUGS = (
     Bug(
         "all models share the places of a queue",
         "router/dispatch/admission.py",
-        "if len(self._joined.get((pool, context_class), ())) >= self._max_queue:",
+        "if pool in self._pools and self._pools[pool].waiting(context_class) >= self._max_queue:",
         "if self._counted[context_class] >= self._max_queue:",
         (
             (
                 "router/dispatch/admission.py",
-                "last = self._joined[newcomer.pool, newcomer.queue][-1]",
-                "last = max((w for (_, q), ws in self._joined.items() if q == newcomer.queue for w in ws), "
+                "last = self._pools[newcomer.pool].last(newcomer.queue)",
+                "last = max((p.last(newcomer.queue) for p in self._pools.values() if p.waiting(newcomer.queue)), "
                 "key=lambda w: w.order)",
             ),
         ),
@@ -924,9 +924,9 @@ BUGS = (
     ),
     Bug(
         "a tenant is refused as late for all that others have queued, also behind it",
-        "router/dispatch/admission.py",
-        "takewhile(lambda other: other.order < newcomer.order, waiting)",
-        "iter(waiting)",
+        "router/dispatch/pool_queue.py",
+        "of_class.work_before(order) for",
+        "of_class.work_before((float('inf'), 0)) for",
         size=OVERLOADED,
     ),
     Bug(
@@ -946,8 +946,8 @@ BUGS = (
     Bug(
         "a queue has no bound",
         "router/dispatch/admission.py",
-        "(pool, context_class), ())) >= self._max_queue:",
-        "(pool, context_class), ())) >= 2 * self._max_queue:",
+        ".waiting(context_class) >= self._max_queue:",
+        ".waiting(context_class) >= 2 * self._max_queue:",
         size=OVERLOADED,
     ),
     Bug(

@@ -44,5 +44,5 @@ async def test_an_open_that_fails_at_any_line_leaves_nothing_behind() -> None:
             for stream in streams:
                 stream.cancel("client_gone")
             await c.idle()
-            assert c.dispatcher._admission._bytes == 0, fault.where
+            assert c.dispatcher._admission.held_bytes == 0, fault.where
     assert failed > 30

@@ -108,8 +108,9 @@ class ClusterSim(WorkerSimulation):
             if self._readerless and not self._read_again(flight := self._readerless.popleft()):
                 self._readerless.append(flight)
         self._waiting.pump(self.now, self._try)
-        if not self._waiting:
-            self._shares.idle()
+        for pool in self._shares.pools():
+            if not self._waiting.waits(pool):
+                self._shares.idle(pool)
 
     def _try(self, flight: Flight) -> bool:
         while True:

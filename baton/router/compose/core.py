@@ -178,10 +178,12 @@ async def _look(roster: RosterReader, view: ClusterView) -> None:
 
 
 def _measure(throttle: Throttle, view: ClusterView, request: RouterRequest, summary: ChoiceSummary) -> None:
-    """Tells the throttle an answer's figures."""
+    """Tells the throttle an answer's figures. A further choice waits for the first one's prompt, which is no
+    worker's pace.
+    """
     stations = summary.stations
     if "ttft" in stations and summary.finish_reason:
         tpot = stations.get("decode", 0.0) / max(1, summary.completion_tokens - 1)
         most = view.sequences(summary.decode_worker)
-        service = stations["ttft"] - stations.get("queue", 0.0)
-        throttle.answered(summary.context_class, service, tpot, request.context.slo_tpot_s, most)
+        service = None if summary.choice else stations["ttft"] - stations.get("queue", 0.0)
+        throttle.answered(request.model_id, summary.context_class, service, tpot, request.context.slo_tpot_s, most)

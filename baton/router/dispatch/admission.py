@@ -7,25 +7,28 @@ returns the placement, or None when there is no room now. One event loop, no loc
                    ^                                      ^                       │
                    │                 before all others: leased, prefill again ────┤
                    └───────── wait() again: the old place (worker lost, full) ────┘
+
+A request that no worker could take now, as none that is left can load its adapter, waits aside and holds nobody
+back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from itertools import chain, takewhile
 
 from baton.protos.errors import Draining, Overloaded
-from baton.router.dispatch.fair_queue import FairQueue, FairShares, Place, RequestLoad, insert, remove
+from baton.router.dispatch.fair_queue import FairQueue, FairShares, Place, RequestLoad
+from baton.router.dispatch.held_bytes import HeldBytes
+from baton.router.dispatch.pool_queue import PoolQueue
 from baton.router.dispatch.throttle import Throttle
 from baton.router.dispatch.ticket import Ticket, load_of
 
 __all__ = ["Admission", "RequestLoad", "Ticket", "load_of"]
 
 RETRY_AFTER_S = (1.0, 60.0)  # seconds: least and most that a refused client is told to wait
-ENOUGH = 8  # placements in a row, with others waiting, that make a pace
-PACED = 64  # last placements by which the queue's pace is estimated
+ASIDE_S = 0.05  # seconds until one that no worker could take is tried again
 
 
 class Admission:
@@ -42,40 +45,37 @@ class Admission:
         throttle: Throttle | None = None,
         max_inflight_bytes: int = 1 << 62,
     ) -> None:
-        self._max_queue, self._clock, self._max_bytes = max_queue, clock, max_inflight_bytes
+        self._max_queue, self._clock, self._bytes = max_queue, clock, HeldBytes(max_inflight_bytes)
         self._throttle = throttle or Throttle(clock)
         self._queue: FairQueue[Ticket] = FairQueue()
         self._leading: dict[Ticket, None] = {}  # those that hold a decode worker's seat, which others may wait for
+        self._aside: dict[Ticket, None] = {}  # those that no worker could take when they were tried last
+        self._tried_aside = float("-inf")
         self._shares = FairShares()
-        self._joined: dict[tuple[str, str], list[Ticket]] = {}  # in order, by pool and class
+        self._pools: dict[str, PoolQueue] = {}  # of those in which somebody waits
         self._counted: Counter[str] = Counter()
-        self._placements: deque[tuple[float, float]] = deque(maxlen=PACED)
-        self._bytes = 0
         self._waking: asyncio.Handle | None = None
         self._closed = False
 
     def join(self, pool: str, context_class: str, load: RequestLoad = RequestLoad()) -> Ticket:
         """Returns a request's ticket, its place in the class's queue by fair share.
 
-        Raises Draining after ``close``, and Overloaded if too many bytes are in flight, if the request would wait
-        longer than its TTFT SLO allows, or if the class is full and the newcomer ranks last; otherwise a full class
-        sheds its last ticket.
+        Raises Draining after ``close``, and Overloaded if the request would wait longer than its TTFT SLO allows,
+        if the class is full and the newcomer ranks last, or if too many bytes are in flight and no other tenant's
+        waiting requests hold more. Otherwise a full class sheds its last ticket, and that tenant its youngest.
         """
         if self._closed:
             raise Draining("the router is shutting down; send the request to another one")
-        if self._bytes + load.size > self._max_bytes:
-            raise Overloaded(
-                f"requests in flight hold {self._bytes} bytes of router.max_inflight_bytes; try again later",
-                retry_after_s=self._retry_after(context_class),
-            )
         ticket: Ticket = Ticket(self, pool, context_class, self._shares.order(pool, load), self._clock(), load)
         try:
             self._refuse_late(ticket)
-            if len(self._joined.get((pool, context_class), ())) >= self._max_queue:
+            yielding = self._require_bytes(ticket)
+            if pool in self._pools and self._pools[pool].waiting(context_class) >= self._max_queue:
                 self._make_room(ticket)
         except Overloaded:
             self._shares.refund(pool, Place(ticket.order, load))
             raise
+        self._free_bytes(yielding)
         self._count(ticket)
         return ticket
 
@@ -97,7 +97,7 @@ class Admission:
     @property
     def held_bytes(self) -> int:
         """Returns the estimated bytes that requests in flight hold."""
-        return self._bytes
+        return self._bytes.total
 
     def close(self) -> None:
         """Makes ``join`` raise Draining from now on."""
@@ -105,7 +105,7 @@ class Admission:
 
     def wake(self) -> None:
         """Schedules one attempt to place waiting requests, because something may have made room."""
-        if self._waking is None and (self._leading or self._queue):
+        if self._waking is None and (self._leading or self._queue or self._aside):
             self._waking = asyncio.get_running_loop().call_soon(self._pump)
 
     # ---- for tickets ---------------------------------------------------------------------------------
@@ -124,12 +124,12 @@ class Admission:
         """Takes a ticket out of the queue and of the counts, placed or not. Idempotent."""
         self._uncount(ticket)
         self._leading.pop(ticket, None)
+        self._aside.pop(ticket, None)
         self._queue.remove(ticket)
 
     def let_go(self, ticket: Ticket) -> None:
         """Subtracts the bytes of a ticket's request from those in flight. Idempotent."""
-        self._bytes -= ticket.held_bytes
-        ticket.held_bytes = 0
+        self._bytes.let_go(ticket)
 
     # ---- who may come in -----------------------------------------------------------------------------
 
@@ -137,7 +137,8 @@ class Admission:
         slo = newcomer.load.slo_ttft_s
         if not slo:
             return
-        wait, budget = self._wait_s(newcomer), self._throttle.queue_budget(newcomer.queue, slo)
+        wait = self._pools[newcomer.pool].wait_s(newcomer.order) if newcomer.pool in self._pools else 0.0
+        budget = self._throttle.queue_budget(newcomer.pool, newcomer.queue, slo)
         if wait > budget:
             raise Overloaded(
                 f"it would wait {wait:.2f} s in the queue; more than {budget:.2f} s would miss the "
@@ -150,41 +151,46 @@ class Admission:
         error = Overloaded(
             f"the queue of context class {newcomer.queue!r} for {newcomer.pool!r} is full "
             f"({self._max_queue} requests, router.max_queue); try again later",
-            retry_after_s=self._retry_after(newcomer.queue),
+            retry_after_s=self._retry_after(newcomer),
         )
-        last = self._joined[newcomer.pool, newcomer.queue][-1]
+        last = self._pools[newcomer.pool].last(newcomer.queue)
         if last.order < newcomer.order:
             raise error
         last.shed(error)
         self.dequeue(last)
 
-    def _wait_s(self, newcomer: Ticket) -> float:
-        """Seconds until those before a newcomer in order are placed, at the pace of the last placements; 0 when
-        there is no queue. What a flood has queued behind it doesn't count.
-        """
-        if len(self._placements) < ENOUGH:
-            return 0.0
-        elapsed = max(1e-3, self._clock() - self._placements[0][0])
-        return self._work_before(newcomer) / (sum(work for _, work in self._placements) / elapsed)
+    def _require_bytes(self, newcomer: Ticket) -> list[Ticket]:
+        """Returns who has to give way so that the newcomer's bytes can be held. Raises Overloaded."""
+        yielding = self._bytes.yielding(newcomer)
+        if yielding is None:
+            raise self._too_many_bytes(newcomer)
+        return yielding
 
-    def _work_before(self, newcomer: Ticket) -> float:
-        queues = (waiting for (pool, _), waiting in self._joined.items() if pool == newcomer.pool)
-        before = (takewhile(lambda other: other.order < newcomer.order, waiting) for waiting in queues)
-        return sum(other.load.work for other in chain.from_iterable(before))
+    def _free_bytes(self, yielding: list[Ticket]) -> None:
+        for ticket in yielding:
+            ticket.shed(self._too_many_bytes(ticket))
+            self.dequeue(ticket)
+            self.let_go(ticket)
 
-    def _retry_after(self, context_class: str) -> float:
-        """Seconds until the class is likely to have emptied, at the pace of the last placements."""
+    def _too_many_bytes(self, ticket: Ticket) -> Overloaded:
+        return Overloaded(
+            f"requests in flight hold {self._bytes.total} bytes of router.max_inflight_bytes; try again later",
+            retry_after_s=self._retry_after(ticket),
+        )
+
+    def _retry_after(self, ticket: Ticket) -> float:
+        """Seconds until the ticket's class of its pool is likely to have emptied, within RETRY_AFTER_S."""
         low, high = RETRY_AFTER_S
-        if len(self._placements) < 2:
-            return low
-        pace = len(self._placements) / max(1e-3, self._clock() - self._placements[0][0])
-        return min(high, max(low, self._counted[context_class] / pace))
+        pool = self._pools.get(ticket.pool)
+        return min(high, max(low, pool.emptied_s(ticket.queue) if pool else low))
 
     def _count(self, ticket: Ticket) -> None:
-        ticket.counted, ticket.held_bytes = True, ticket.load.size
+        ticket.counted = True
         self._counted[ticket.queue] += 1
-        self._bytes += ticket.held_bytes
-        insert(self._joined.setdefault((ticket.pool, ticket.queue), []), ticket)
+        self._bytes.take(ticket)
+        if ticket.pool not in self._pools:
+            self._pools[ticket.pool] = PoolQueue(self._clock)
+        self._pools[ticket.pool].add(ticket)
 
     def _uncount(self, ticket: Ticket, placed: bool = False) -> None:
         if ticket.counted:
@@ -192,17 +198,17 @@ class Admission:
             if not placed:
                 self._shares.refund(ticket.pool, Place(ticket.order, ticket.load))
             self._counted[ticket.queue] -= 1
-            joined = self._joined[ticket.pool, ticket.queue]
-            remove(joined, ticket)
-            if not joined:
-                del self._joined[ticket.pool, ticket.queue]
-            if not self._counted[ticket.queue] and not any(self._counted.values()):
-                self._idle()
+            self._bytes.placed(ticket)
+            self._pools[ticket.pool].remove(ticket)
+            if not self._pools[ticket.pool]:
+                self._idle(ticket.pool)
 
-    def _idle(self) -> None:
-        """Nobody waits: shares and pace begin anew (a pace without a queue would be the clients', not ours)."""
-        self._placements.clear()
-        self._shares.idle()
+    def _idle(self, pool: str) -> None:
+        """Nobody waits in a pool: shares and pace begin anew (a pace without a queue would be the clients', not
+        ours).
+        """
+        del self._pools[pool]
+        self._shares.idle(pool)
 
     # ---- who is placed -------------------------------------------------------------------------------
 
@@ -211,11 +217,26 @@ class Admission:
         for ticket in list(self._leading):
             if self._attempt(ticket):
                 self._leading.pop(ticket, None)
+        self._recall()
         self._queue.pump(self._clock(), self._attempt)
 
+    def _recall(self) -> None:
+        """Puts those aside back to their places in the queue, every ASIDE_S, because there may be many."""
+        now = self._clock()
+        if self._aside and now - self._tried_aside >= ASIDE_S:
+            self._tried_aside = now
+            aside, self._aside = self._aside, {}
+            for ticket in aside:
+                self._queue.add(ticket)
+
     def _attempt(self, ticket: Ticket) -> bool:
-        """Places a ticket whose turn has come; returns whether its wait is over, also because it came too late."""
+        """Places a ticket whose turn has come; returns whether it waits in the queue no longer, also because it
+        came too late or goes aside.
+        """
         if not self._is_late(ticket) and not ticket.take_turn():
+            if ticket.none_able and ticket not in self._leading:
+                self._aside[ticket] = None
+                return True
             return False
         self._placed(ticket)
         return True
@@ -226,7 +247,7 @@ class Admission:
         if not slo or not ticket.counted:
             return False
         waited = self._clock() - ticket.since
-        if waited <= self._throttle.queue_budget(ticket.queue, slo):
+        if waited <= self._throttle.queue_budget(ticket.pool, ticket.queue, slo):
             return False
         text = f"no worker was free within the {slo:g} s that its first token may take (its own SLO or its class's)"
         ticket.shed(Overloaded(text, retry_after_s=max(0.1, waited)))
@@ -235,8 +256,9 @@ class Admission:
     def _placed(self, ticket: Ticket) -> None:
         placed = ticket._refusal is None
         if ticket.counted and placed:
-            waiting = self._joined[ticket.pool, ticket.queue]
-            first = next((Place(other.order, other.load) for other in waiting if other is not ticket), None)
+            pool = self._pools[ticket.pool]
+            other = pool.first_but(ticket)
+            first = None if other is None else Place(other.order, other.load)
             self._shares.placed(ticket.pool, Place(ticket.order, ticket.load), first)
-            self._placements.append((self._clock(), ticket.load.work))
+            pool.placed(ticket)
         self._uncount(ticket, placed)

@@ -91,16 +91,16 @@ class FairShares:
 
     def __init__(self) -> None:
         self._virtual: Counter[str] = Counter()
-        self._last: dict[tuple[str, str], float] = {}
+        self._last: defaultdict[str, dict[str, float]] = defaultdict(dict)  # by pool and tenant
         self._arrivals = itertools.count()
-        self._first_arrival = 0  # since shares were reset
+        self._first_arrivals: dict[str, int] = {}  # by pool, since its shares were reset
 
     def order(self, pool: str, load: RequestLoad) -> Order:
         """Returns the order key of a new request: the virtual time at which its share begins, shifted by its
         priority; then its arrival number.
         """
-        begin = max(self._virtual[pool], self._last.get((pool, load.tenant), 0.0))
-        self._last[pool, load.tenant] = begin + load.work / load.weight
+        begin = max(self._virtual[pool], self._last[pool].get(load.tenant, 0.0))
+        self._last[pool][load.tenant] = begin + load.work / load.weight
         return begin + load.priority * LEVEL_WORK, next(self._arrivals)
 
     def placed(self, pool: str, placed: Place, first: Place | None = None) -> None:
@@ -118,19 +118,23 @@ class FairShares:
         """Takes back what ``order`` counted for a request that was refused or left before it was placed: its tenant
         is not put back for work that nobody does.
         """
-        key = pool, place.load.tenant
-        if key in self._last and place.order[1] >= self._first_arrival:
-            self._last[key] -= place.load.work / place.load.weight
+        last, tenant = self._last.get(pool, {}), place.load.tenant
+        if tenant in last and place.order[1] >= self._first_arrivals.get(pool, 0):
+            last[tenant] -= place.load.work / place.load.weight
 
-    def idle(self) -> None:
-        """Resets all tenants' shares, because nobody waits.
+    def pools(self) -> list[str]:
+        """Returns the pools in which tenants have had shares since these were reset."""
+        return list(self._last)
+
+    def idle(self, pool: str) -> None:
+        """Resets the shares of all tenants of a pool in which nobody waits.
 
         Virtual time only moves on: a request that will wait again keeps its place before all that come later.
         """
-        for (pool, _), last in self._last.items():
-            self._virtual[pool] = max(self._virtual[pool], last)  # type: ignore[assignment]
-        self._last.clear()
-        self._first_arrival = next(self._arrivals)
+        lasts = self._last.pop(pool, None)
+        if lasts is not None:
+            self._virtual[pool] = max(self._virtual[pool], *lasts.values())  # type: ignore[assignment]
+            self._first_arrivals[pool] = next(self._arrivals)
 
 
 class FairQueue(Generic[W]):
@@ -144,6 +148,10 @@ class FairQueue(Generic[W]):
 
     def __iter__(self) -> Iterator[W]:
         return itertools.chain.from_iterable(self._queues.values())
+
+    def waits(self, pool: str) -> bool:
+        """Returns whether any request of the pool waits."""
+        return any(queue for (of, _), queue in self._queues.items() if of == pool)
 
     def add(self, waiting: W) -> None:
         """Inserts the request at its place in order."""

@@ -13,6 +13,7 @@ import msgspec
 from baton.protos.errors import ContextTooLong, NoWorker, Unavailable, WeightsGone
 from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.choice_run import ChoiceRun
+from baton.router.dispatch.ticket import NoneAble
 from baton.router.dispatch.view import ClusterView, Reservation
 from baton.router.policies import ClusterSnapshot, Option, Policy, RoutingRequest, fits
 from baton.router.policies.adjustments.adapter_loads import with_adapter_loads
@@ -68,7 +69,8 @@ class Placer:
         """Returns a function that tries to place ``run``, to be called at its turn; with ``lease_on``, only a
         prefill worker is sought for that decode worker.
 
-        The function returns None if no worker has room now, and raises NoWorker, WeightsGone and ContextTooLong.
+        The function returns None if no worker has room now, and raises NoneAble, NoWorker, WeightsGone and
+        ContextTooLong.
         """
         snapshot = self._kin(run)
         hits = await self._hints.hits(snapshot, run.request, run.progress.tokens, run.summary)
@@ -124,7 +126,7 @@ class Placer:
         snapshot = self._narrow(run, self._kin(run), lease_on)
         if not snapshot.decode:
             self._bear_absence(run)
-            return None
+            raise NoneAble
         run.retries.present()
         self._require_pages(snapshot, routing, len(run.stream.emitted))
         if run.retries.any_avoided:

@@ -32,6 +32,7 @@ class ChoiceProgress:
             context_class=context_class,
             slo_ttft_s=context.slo_ttft_s,
             slo_tpot_s=context.slo_tpot_s,
+            choice=choice,
         )
         self.stream = ChoiceStream(choice, summary, clock)
         self._request, self._clock, self._opened = request, clock, clock()

@@ -15,6 +15,10 @@ ENOUGH = 8  # values below which there is no quantile
 LOOK_EVERY_S = 0.5  # seconds for which a quantile is kept, because sorting costs
 # Factor by which a cap shrinks while p95 misses its SLO; sequences that it always leaves.
 SHRINK, LEAST_CAP = 0.9, 2
+NEAR = 2  # sequences below the cap at which a worker counts as having reached it
+# Share of an SLO that may pass in the queue however slow the answers were: what finds room at once is always tried.
+# Else a few slow answers, as after a start, would have an idle cluster refuse all until they are FRESH_S old.
+LEAST_BUDGET = 0.1
 
 
 class Quantile:
@@ -44,48 +48,68 @@ class Quantile:
         return self._known
 
 
-class Throttle:
-    """Limits waiting times and batch sizes by the measured pace of recent answers."""
+class _Pace:
+    """The measured pace of one model: per context class, seconds from placement to first token, and the cap."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._service: dict[str, Quantile] = {}
-        self._excess = Quantile(clock)
-        self._cap: float | None = None
+        self.service: dict[str, Quantile] = {}
+        self.excess = Quantile(clock)
+        self.cap: float | None = None
         self._adjusted = float("-inf")
 
-    def answered(self, context_class: str, service_s: float, tpot_s: float, slo_tpot_s: float, most: int) -> None:
-        """Takes an answer's figures, in seconds: ``service_s`` from placement to first token, ``tpot_s`` per output
-        token.
+    def adjust(self, most: int) -> None:
+        """Additive increase, multiplicative decrease: a tenth less when p95 is over its SLO, else one more.
 
-        ``most`` is the number of sequences on its decode worker.
+        A cap that a worker didn't reach stays, as a congestion window does that isn't used (RFC 7661): one that
+        grew through hours of light load would hold nobody back when it has to.
         """
-        if context_class not in self._service:
-            self._service[context_class] = Quantile(self._clock)
-        self._service[context_class].add(service_s)
-        if slo_tpot_s and tpot_s:
-            self._excess.add(tpot_s / slo_tpot_s)
-            self._adjust(most)
-
-    def queue_budget(self, context_class: str, slo_ttft_s: float) -> float:
-        """Returns the seconds of ``slo_ttft_s`` that may pass in the queue: what the p95 from placement to first
-        token leaves of it.
-        """
-        service = self._service.get(context_class)
-        p95 = service.p95() if service else None
-        return slo_ttft_s if p95 is None else max(0.0, slo_ttft_s - p95)
-
-    def cap(self, max_batch: int) -> int:
-        """Returns the number of sequences that a decode worker may have, ``max_batch`` at most."""
-        return max_batch if self._cap is None else max(LEAST_CAP, min(max_batch, int(self._cap)))
-
-    def _adjust(self, most: int) -> None:
-        """Additive increase, multiplicative decrease: a tenth less when p95 is over its SLO, else one more."""
-        now, p95 = self._clock(), self._excess.p95()
+        now, p95 = self._clock(), self.excess.p95()
         if p95 is None or now - self._adjusted < LOOK_EVERY_S:
             return
         self._adjusted = now
         if p95 > 1.0:
-            self._cap = max(LEAST_CAP, (self._cap or most) * SHRINK)
-        elif self._cap is not None:
-            self._cap += 1
+            self.cap = max(LEAST_CAP, (self.cap or most) * SHRINK)
+        elif self.cap is not None and most + NEAR >= self.cap:
+            self.cap += 1
+
+
+class Throttle:
+    """Limits waiting times and batch sizes by the measured pace of recent answers, of each model by itself."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._paces: dict[str, _Pace] = {}
+
+    def answered(
+        self, pool: str, context_class: str, service_s: float | None, tpot_s: float, slo_tpot_s: float, most: int
+    ) -> None:
+        """Takes the figures of an answer of model ``pool``, in seconds: ``service_s`` from placement to first
+        token, None if unknown, ``tpot_s`` per output token.
+
+        ``most`` is the number of sequences that its decode worker has without it.
+        """
+        if pool not in self._paces:
+            self._paces[pool] = _Pace(self._clock)
+        pace = self._paces[pool]
+        if service_s is not None:
+            pace.service.setdefault(context_class, Quantile(self._clock)).add(service_s)
+        if slo_tpot_s and tpot_s:
+            pace.excess.add(tpot_s / slo_tpot_s)
+            pace.adjust(most)
+
+    def queue_budget(self, pool: str, context_class: str, slo_ttft_s: float) -> float:
+        """Returns the seconds of ``slo_ttft_s`` that may pass in the queue: what the p95 from placement to first
+        token leaves of it, and LEAST_BUDGET of it in any case.
+        """
+        pace = self._paces.get(pool)
+        service = pace.service.get(context_class) if pace else None
+        p95 = service.p95() if service else None
+        return slo_ttft_s if p95 is None else max(LEAST_BUDGET * slo_ttft_s, slo_ttft_s - p95)
+
+    def cap(self, pool: str, max_batch: int) -> int:
+        """Returns the number of sequences that a decode worker of the model may have, ``max_batch`` at most."""
+        pace = self._paces.get(pool)
+        if pace is None or pace.cap is None:
+            return max_batch
+        return max(LEAST_CAP, min(max_batch, int(pace.cap)))

@@ -16,6 +16,13 @@ from baton.router.request.request import RouterRequest
 BYTES_PER_TOKEN = 64  # an id as a Python int, its place in the request, and in the messages that carry it
 
 
+class NoneAble(Exception):
+    """Says that no worker could take a request however much room there were, so that it waits for one to come.
+
+    An attempt raises it instead of returning None: the request then holds nobody back that waits for room.
+    """
+
+
 class TicketQueue(Protocol):
     """Declares what a ticket asks of its queue; Admission implements it."""
 
@@ -61,6 +68,7 @@ class Ticket(Generic[T]):
         self.pool, self.queue, self.order, self.since, self.load = pool, queue, order, since, load
         self.counted = False
         self.held_bytes = 0
+        self.none_able = False  # at its last turn no worker could have taken it
         self._admission = admission
         self._attempt: Callable[[], T | None] | None = None
         self._placed: asyncio.Future[T] | None = None
@@ -70,7 +78,7 @@ class Ticket(Generic[T]):
         """Waits for a turn in which ``attempt`` returns a reservation instead of None, and returns it.
 
         ``leads``: the request holds what others wait for, so it is tried before all of them. Raises what
-        ``attempt`` raises, and the error with which the ticket is shed.
+        ``attempt`` raises, NoneAble excepted, and the error with which the ticket is shed.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -94,8 +102,12 @@ class Ticket(Generic[T]):
         assert self._placed is not None
         if self._placed.done():
             return True
+        self.none_able = False
         try:
             placement = self._attempt()
+        except NoneAble:
+            self.none_able = True
+            return False
         except Exception as error:
             self._placed.set_exception(error)
             return True

@@ -334,7 +334,8 @@ class ClusterView:
 
     def _candidate(self, link: WorkerLink, adapter_s: float) -> Candidate:
         own = self._of(link.info.worker_id)
-        crowded = own.sequences >= self._throttle.cap(link.info.max_batch) and link.info.role == "decode"
+        cap = self._throttle.cap(link.info.model_id, link.info.max_batch)
+        crowded = own.sequences >= cap and link.info.role == "decode"
         return Candidate(
             info=link.info,
             load=self._loads.get(link.info.worker_id, NO_LOAD),

@@ -58,10 +58,10 @@ class ServedModel(msgspec.Struct, frozen=True):
 class ChoiceSummary(msgspec.Struct):
     """Summarizes a choice; correct at any time, complete once its stream has ended.
 
-    ``stations``: seconds by name ("queue", "prefill", "transfer", "decode", "ttft", …), each by one process's
-    clock. ``way`` is "local" or "prefill". SLOs are in seconds, the request's own or its class's. ``pooled`` is
-    float32 little-endian. ``trace_id`` is set if the trace is kept. ``chain``: the concatenated hashes of the
-    prompt's full blocks (cluster.prefix_index.truncated), if telemetry wants them.
+    ``choice`` is its index in the request. ``stations``: seconds by name ("queue", "prefill", "transfer", "decode",
+    "ttft", …), each by one process's clock. ``way`` is "local" or "prefill". SLOs are in seconds, the request's own
+    or its class's. ``pooled`` is float32 little-endian. ``trace_id`` is set if the trace is kept. ``chain``: the
+    concatenated hashes of the prompt's full blocks (cluster.prefix_index.truncated), if telemetry wants them.
     """
 
     prompt_tokens: int
@@ -83,6 +83,7 @@ class ChoiceSummary(msgspec.Struct):
     slo_tpot_s: float = 0.0
     trace_id: str = ""
     chain: bytes = b""
+    choice: int = 0
 
     def took(self, station: Station) -> None:
         """Adds a station's seconds to those of earlier visits (a retry adds up)."""

@@ -9,36 +9,10 @@ import random
 import pytest
 
 from baton.protos.errors import Draining, NoWorker, Overloaded
-from baton.router.dispatch.admission import ENOUGH, Admission
+from baton.router.dispatch.admission import Admission
 from baton.router.dispatch.fair_queue import LEVEL_WORK, PATIENCE_S, RequestLoad
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Room:
-    """Slots that count themselves."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-
-    def attempt(self) -> Slot | None:
-        if self.free <= 0:
-            return None
-        self.free -= 1
-        return Slot(self)
-
-
-class Slot:
-    def __init__(self, room: Room) -> None:
-        self.room = room
-
-    def close(self) -> None:
-        self.room.free += 1
+from baton.router.dispatch.pool_queue import ENOUGH
+from tests.router.dispatch.rooms import Clock, Room, settle
 
 
 @pytest.fixture
@@ -49,11 +23,6 @@ def clock() -> Clock:
 @pytest.fixture
 def admission(clock: Clock) -> Admission:
     return Admission(4, clock)
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def in_order(admission: Admission, tickets: dict, room: Room) -> list[str]:

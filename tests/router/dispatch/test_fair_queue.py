@@ -79,7 +79,7 @@ def test_one_that_waits_again_has_its_place_before_those_that_came_later(queue: 
     first, second = (Waiter(name, shares.order("m", RequestLoad(work=10))) for name in "ab")
     shares.placed("m", Place(first.order, RequestLoad(work=10)), Place(second.order, RequestLoad(work=10)))
     shares.placed("m", Place(second.order, RequestLoad(work=10)))
-    shares.idle()
+    shares.idle("m")
     for waiter in (Waiter("c", shares.order("m", RequestLoad(work=10))), second, first):
         queue.add(waiter)
     assert tried(queue) == "abc"
