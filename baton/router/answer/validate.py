@@ -16,11 +16,10 @@ from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.json import JsonValue
 from baton.protos.nouns import MAX_LOGPROBS, POOLINGS, Sampling
 from baton.router.text.catalog import ModelEntry
-from baton.router.text.room import PromptRoom
+from baton.router.text.room import LEAST_TOKENIZED, PromptRoom
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
-LEAST_TOKENIZED = 1 << 20  # characters that one call may have tokenized, or
-CHARS_OF_CONTEXT = 8  # times as many as the model's context holds tokens
+CHARS_OF_CONTEXT = 8  # characters per token of the context that one call may have tokenized
 MAX_BIASES = 1024  # entries of logit_bias
 MAX_STOP_TOKENS = 128  # entries of stop_token_ids
 MAX_LOGPROB_TOKENS = 64  # tokens whose likelihoods a request may name

@@ -16,7 +16,7 @@ from baton.router.access.caller import CALLER
 from baton.router.text.chat_template import PLAIN, ChatMessage, ChatTemplate, load_chat_template
 from baton.router.text.detokenize import Detokenizer
 from baton.router.text.fair_threads import FairThreads
-from baton.router.text.room import LOST_AT_CUT, MOST_PART, PromptRoom, long_chars
+from baton.router.text.room import LOST_AT_CUT, MOST_PART, PromptRoom, long_chars, part_sizes
 from baton.router.text.tokenizer import (
     ByteTokenizer,
     HfTokenizer,
@@ -66,11 +66,27 @@ class TextModel:
         """Returns a part of ``text`` whose first ``tokens`` tokens are the text's own: of a long text its
         beginning, if that has so many.
         """
-        part = text[: long_chars(tokens)]
-        if len(part) == len(text):
-            return text
-        found = len(await self.encode(part, add_special_tokens=False))
-        return part if found - LOST_AT_CUT >= tokens else text
+        for size in part_sizes(tokens, len(text)):
+            part = text[:size]
+            if len(await self.encode(part, add_special_tokens=False)) - LOST_AT_CUT >= tokens:
+                return part
+        return text
+
+    async def ending(self, text: str, tokens: int) -> str:
+        """Returns a part of ``text`` whose last ``tokens`` tokens are the text's own: of a long text its end.
+
+        A run of digits or of one character is divided from where the text begins. So a part counts only if one
+        that begins a character earlier ends in the same tokens.
+        """
+        for size in part_sizes(tokens, len(text)):
+            part = text[-size:]
+            ids = await self.encode(part, add_special_tokens=False)
+            if len(ids) - LOST_AT_CUT < tokens:
+                continue
+            other = await self.encode(text[-size - 1 :], add_special_tokens=False)
+            if ids[-tokens:] == other[-tokens:]:
+                return part
+        return text
 
     async def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
         """Returns the token ids of two texts as one prompt; arguments and errors as of

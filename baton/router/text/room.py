@@ -6,6 +6,8 @@ the whole text's but for some about the cut.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from baton.protos.errors import ContextTooLong
@@ -13,6 +15,8 @@ from baton.protos.errors import ContextTooLong
 CHARS_OF_TOKEN = 8  # most texts have 3 to 5
 LEAST_LONG = 16_384  # characters from which a text may be long
 MOST_PART = 1 << 18  # characters of a part at most: some 0.1 s
+LARGER = 8  # times: how much larger the next part is where one has too few tokens
+LEAST_TOKENIZED = 1 << 20  # characters that one call may have tokenized, however small the context is
 LOST_AT_CUT = 512  # tokens that a cut may add to a text at most: a long token falls apart into its bytes
 
 
@@ -39,3 +43,14 @@ class PromptRoom(msgspec.Struct, frozen=True):
 def long_chars(tokens: int) -> int:
     """Returns how many characters make a text long beside ``tokens`` tokens: most texts of so many have more."""
     return max(LEAST_LONG, CHARS_OF_TOKEN * tokens)
+
+
+def part_sizes(tokens: int, chars: int) -> Iterator[int]:
+    """Yields the sizes, in characters, of parts of a text of ``chars`` in which to look for its first or last
+    ``tokens`` tokens, smallest first; none for a text that isn't long.
+    """
+    size = long_chars(tokens)
+    most = max(size, LEAST_TOKENIZED)
+    while size < min(chars, most + 1):
+        yield size
+        size *= LARGER

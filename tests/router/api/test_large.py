@@ -88,6 +88,9 @@ async def test_json_in_the_arguments_of_a_call_is_weighed_as_well() -> None:
 
 
 MIB = 1 << 20
+TURN = {"role": "user", "content": "x"}
+CALL = {"function": {"name": "f", "arguments": "[" + "[]," * 5000 + "[]]"}}
+BLOCK = {"type": "text", "text": "x" * 990, "cache_control": 1}
 BODIES: dict[str, tuple[str, bytes]] = {
     "tokens by name": ("/tokenize", b'{"prompt":"' + b"a b " * (MIB // 4) + b'","return_token_strs":true}'),
     "tiny messages": (
@@ -98,6 +101,15 @@ BODIES: dict[str, tuple[str, bytes]] = {
     "lists": ("/v1/completions", b'{"prompt":[' + b"[1]," * (MIB // 4) + b"[1]]}"),
     "wrong stops": ("/v1/completions", b'{"prompt":"x","stop":[' + b"1," * (MIB // 2) + b"1]}"),
     "ids to text": ("/detokenize", b'{"tokens":[' + b"123," * (MIB // 4) + b"1]}"),
+    "calls of one message": (
+        "/v1/chat/completions",
+        orjson.dumps({"messages": [TURN, {"role": "assistant", "tool_calls": [CALL] * 150}]}),
+    ),
+    "marked blocks of one message": (
+        "/v1/messages",
+        orjson.dumps({"max_tokens": 1, "messages": [{"role": "user", "content": [BLOCK] * 4000}]}),
+    ),
+    "items": ("/v1/responses", orjson.dumps({"input": [TURN] * 4500})),
     "a long name": ("/v1/completions", b'{"prompt":"x","model":"' + b"m" * MIB + b'"}'),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -75,6 +76,40 @@ async def test_no_more_is_read_than_is_kept(roomy, fake, read, tokenizer) -> Non
         assert sum(read) < 4 * LEAST_LONG
         read.clear()
     assert list(fake.requests[0].token_ids) == tokenizer.encode(LONG[:2000], True)[:50]
+
+
+async def test_of_the_end_no_more_is_read_than_is_kept(roomy, fake, read, tokenizer) -> None:
+    cut = {"truncate_prompt_tokens": 50, "max_tokens": 1}
+    for path, body in (("/v1/completions", {"prompt": LONG}), ("/v1/chat/completions", CHAT)):
+        answer = await roomy.http.post(path, json={"model": "tiny", **body, **cut})
+        assert answer.status_code == 200, answer.text
+        assert sum(read) < 6 * LEAST_LONG
+        read.clear()
+    prompt = list(fake.requests[0].token_ids)
+    assert prompt[-49:] == tokenizer.encode(LONG, False)[-49:]
+
+
+async def test_a_text_whose_end_shows_too_late_is_refused_before_all_of_it_is_read(roomy, fake, read) -> None:
+    cut = {"truncate_prompt_tokens": 50, "max_tokens": 1}
+    for text in ("0123456789" * 400_000, " " * 4_000_000):
+        answer = await roomy.http.post("/v1/completions", json={"model": "tiny", "prompt": text, **cut})
+        if answer.status_code != 200:
+            assert answer.json()["error"]["param"] == "truncate_prompt_tokens"
+        assert sum(read) < 3 << 20
+        read.clear()
+
+
+@given(data=st.data())
+def test_a_long_texts_end_and_beginning_have_its_own_tokens(tokenizers, data) -> None:
+    words = st.sampled_from(["The ", "lazy dog", "   ", "\n\n", "1234567", "日本語", "🦊", "====", "é", "a"])
+    text = "".join(data.draw(st.lists(words, min_size=1, max_size=30))) * data.draw(st.integers(1, 2000))
+    tokens = data.draw(st.integers(1, 40))
+    for each in tokenizers:
+        model, whole = TextModel(each, None), each.encode(text, False)
+        ending = asyncio.run(model.ending(text, tokens))
+        beginning = asyncio.run(model.beginning(text, tokens))
+        assert each.encode(ending, False)[-tokens:] == whole[-tokens:]
+        assert each.encode(beginning, False)[:tokens] == whole[:tokens]
 
 
 async def test_of_a_prediction_as_much_is_read_as_the_context_holds(roomy, fake, read) -> None:

@@ -48,17 +48,19 @@ def _converted(message: Json, param: str) -> Iterator[Json]:
 def _of_user(content: object, param: str) -> Iterator[Json]:
     """Yields tool results and the text between them, in their order."""
     texts: list[str] = []
-    marks = Marks()
+    marks, chars = Marks(), 0  # chars: of the texts joined
     for where, block in _blocks(content, param):
         if block["type"] == "tool_result":
             if texts:
                 yield _message("user", texts, "\n", marks)
-                texts, marks = [], Marks()
+                texts, marks, chars = [], Marks(), 0
             yield _result(block, where)
         else:
-            texts.append(_text(block, where))
+            text = _text(block, where)
+            chars += len("\n") * bool(texts) + len(text)
+            texts.append(text)
             if _is_marked(block):
-                marks.append(mark_of(block["cache_control"], len("\n".join(texts))))
+                marks.append(mark_of(block["cache_control"], chars))
     if texts:
         yield _message("user", texts, "\n", marks)
 
@@ -98,13 +100,12 @@ def _message(role: str, texts: list[str], between: str, marks: Marks) -> Json:
 
 def _marks(content: object, between: str) -> Marks:
     """Returns the marks of blocks, each behind the characters up to its block's end."""
-    texts: list[str] = []
-    found = Marks()
+    found, chars, gap = Marks(), 0, 0  # gap: characters between the texts so far and the next one
     for block in content if isinstance(content, list) else ():
         if isinstance(block.get("text"), str) and block["type"] == "text":
-            texts.append(block["text"])
+            chars, gap = chars + gap + len(block["text"]), len(between)
         if _is_marked(block):
-            found.append(mark_of(block["cache_control"], len(between.join(texts))))
+            found.append(mark_of(block["cache_control"], chars))
     return found
 
 

@@ -29,7 +29,7 @@ NAMES = CHAT_NAMES | {
     "response_format": "output_config.format",
     "parameters": "input_schema",
 }
-INLINE_MESSAGES = 256  # converted on the loop: 6 us each, so under 2 ms
+INLINE_BLOCKS = 256  # converted on the loop: 6 us each, so under 2 ms
 STYLE = EventStyle(named_event_bytes, anthropic_error, named_event_bytes({"type": "message_stop"}))
 
 
@@ -59,7 +59,7 @@ async def messages_call(service: GenerationService, headers: Headers, body: Mess
 
     Raises InvalidRequest, ModelNotFound, and what ``GenerationService.prepare`` raises.
     """
-    chat = await offload_if(len(body.messages) > INLINE_MESSAGES, body.chat)
+    chat = await offload_if(body.blocks > INLINE_BLOCKS, body.chat)
     generation, text, form = await chat_generation(service, headers, chat, NAMES, must_bind=True)
     return PreparedCall(generation, text, MessagesShape(generation, form), chat, STYLE, ignored_header(body))
 

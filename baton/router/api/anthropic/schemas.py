@@ -121,6 +121,12 @@ class MessagesPrompt(RequestBody):
     output_config: OutputConfig | None = None
     chat_template_kwargs: Json | None = None
 
+    @property
+    def blocks(self) -> int:
+        """Returns how many blocks the system's text and the messages have; a string is one."""
+        said = [self.system, *(message.get("content") for message in self.messages)]
+        return sum(len(content) if isinstance(content, list) else 1 for content in said)
+
     def prompt(self) -> Json:
         """Returns the fields of a chat body that make the same prompt. Raises InvalidRequest."""
         messages = chat_messages(self.system, self.messages)

@@ -19,7 +19,7 @@ from baton.router.text.surrogates import whole_pairs
 
 HINT = "cache_control"
 HINTS = frozenset({HINT})  # keys of a message about caching, which no template may show the model
-PER_MESSAGE = 256  # characters whose encoding costs what rendering a message does
+PER_MESSAGE = 256  # characters whose encoding costs what rendering a message or a call does
 
 
 def _content(value: object) -> str | None:
@@ -54,10 +54,15 @@ def _own_marks(message: Json) -> list[Json]:
 
 
 def size_of(messages: Sequence[ConversationMessage]) -> int:
-    """Returns an estimate of the cost of rendering messages, in characters: their content, plus PER_MESSAGE
-    each.
+    """Returns an estimate of the cost of rendering messages, in characters: their content and the arguments of their
+    calls, plus PER_MESSAGE for each message and call.
     """
-    return sum(len(message.content or "") + PER_MESSAGE for message in messages)
+    return sum(map(_size_of_one, messages))
+
+
+def _size_of_one(message: ConversationMessage) -> int:
+    calls = sum(len(call.function.arguments) + PER_MESSAGE for call in message.tool_calls or ())
+    return len(message.content or "") + calls + PER_MESSAGE
 
 
 class TextPart(BaseModel):

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from baton.protos.errors import InvalidRequest
+from baton.router.answer.validate import check_tokenized
 from baton.router.api.request_body import RequestBody
 from baton.router.text.model import TextModel
 from baton.router.text.room import PromptRoom
@@ -35,10 +36,13 @@ class PromptCut(msgspec.Struct, frozen=True):
         return ids[: self.tokens] if self.keeps_first else ids[len(ids) - self.tokens :]
 
     async def needed(self, text: TextModel, prompt: str) -> str:
-        """Returns as much of ``prompt`` as has the kept tokens: a long one's beginning, if its first ones are
-        kept.
+        """Returns as much of ``prompt`` as has the kept tokens: of a long one its beginning or its end.
+
+        Raises InvalidRequest for one of which too much would have to be tokenized.
         """
-        return await text.beginning(prompt, self.tokens) if self.keeps_first else prompt
+        part = await (text.beginning if self.keeps_first else text.ending)(prompt, self.tokens)
+        check_tokenized(len(part), self.tokens, "truncate_prompt_tokens")
+        return part
 
 
 class TruncatedBody(RequestBody):
