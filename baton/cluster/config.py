@@ -97,6 +97,8 @@ def load_config(
         raise _as_config_error(error) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: {error}", "config") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no UTF-8 text: {error}", "config") from None
     except ValueError as error:  # a list or table in the environment that is not JSON
         raise ConfigError(f"{error}; correct the BATON_… variable in the environment") from None
 

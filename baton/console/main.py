@@ -11,13 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from typer.models import OptionInfo
 
 from baton.console.checkpoints import register as checkpoints
 from baton.console.cluster import adapters, ratio, scale
 from baton.console.drill import drill_command
 from baton.console.option_groups import with_groups
+from baton.console.output import print_error
 from baton.console.planning import register as planning
 from baton.console.run import single
 from baton.console.run.serve_flags import Setting, flagged, settings_of
@@ -238,14 +238,10 @@ def _guarded(command: Callable[[], int | None]) -> int:
     try:
         return command() or 0
     except BatonError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_plain(error.message)}", soft_wrap=True)
+        print_error(error.message)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 single.register(app, _guarded)

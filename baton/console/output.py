@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import orjson
 from rich.console import Console
+from rich.text import Text
 
 from baton.process.output_files import write_file
 from baton.protos.errors import BatonError
@@ -24,11 +25,16 @@ def guarded(command: Callable[[], int]) -> int:
     try:
         return command()
     except BatonError as error:
-        text = error.message.replace("[", "\\[")
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {text}", soft_wrap=True)
+        print_error(error.message)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def print_error(message: str) -> None:
+    """Prints one line on stderr that says what is wrong; ``message`` stays as it is, brackets and colons too."""
+    console = Console(stderr=True, highlight=False)
+    console.print(Text.assemble(("error:", "bold red"), " ", message), soft_wrap=True)
 
 
 def write_json(target: str | None, value: object) -> bool:

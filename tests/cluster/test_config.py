@@ -89,6 +89,10 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[router\n")
     with pytest.raises(ConfigError, match=r"bad\.toml"):
         load_config(str(tmp_path / "bad.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.toml is no UTF-8 text") as refused:
+        load_config(str(tmp_path / "binary.toml"))
+    assert "environment" not in refused.value.message
 
 
 @pytest.mark.parametrize("url", ["nosense", "http://127.0.0.1:6379", "redis://h:6379?socket_timeout=x"])

@@ -98,3 +98,17 @@ def test_a_plan_and_a_size_refuse_a_file_that_cannot_be_before_they_simulate() -
     ):
         done = run(app, [*command])
         assert (done.exit_code, "can't write /nowhere/v" in done.output) == (1, True), done.output
+
+
+@pytest.mark.parametrize("price", ["-1", "nan", "inf", "x"])
+def test_a_price_of_an_accelerator_that_cannot_be_is_refused_by_size(price: str, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 500, "output_length": 5, "hash_ids": [1]}\n')
+    done = run(app, ["size", "--model", "llama-3.1-8b", "--trace", str(trace), "--gpus", f"h100={price}"])
+    assert done.exit_code == 1
+    assert "write name or name=price" in done.stderr
+
+
+def test_an_error_quotes_what_was_given_as_it_is() -> None:
+    done = run(app, ["sim", "--trace", "a:b:[c].jsonl", "--profile", "zero"])
+    assert "can't read the trace a:b:[c].jsonl" in done.stderr

@@ -5,6 +5,7 @@ Knows nothing of how it is found; it reads flags and prints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -117,7 +118,16 @@ def _gpus(text: str) -> tuple[list[str], dict[str, float]]:
         names.append(name)
         try:
             if price:
-                prices[name] = float(price)
+                prices[name] = _dollars(price)
         except ValueError as error:
-            raise ConfigError(f"--gpus {item!r}: write name or name=price", "gpus") from error
+            text = f"--gpus {item!r}: write name or name=price, in $ per hour and 0 or more"
+            raise ConfigError(text, "gpus") from error
     return names, prices
+
+
+def _dollars(text: str) -> float:
+    """Returns a price. Raises ValueError for what is none: below 0, infinite, or no number."""
+    price = float(text)
+    if not 0 <= price < math.inf:
+        raise ValueError(text)
+    return price

@@ -1,7 +1,8 @@
 """Incremental parser of one JSON value that holds tool calls: ``{"name": …, "arguments": {…}}`` or an array of
 them.
 
-Knows nothing of what stands around the value. Arguments are emitted as they arrive; a call's name is always emitted
+Knows nothing of what stands around the value. Of several names or arguments of one call the first counts, because
+it has been emitted when another one comes. Arguments are emitted as they arrive; a call's name is always emitted
 before its arguments, which are held back if the model writes them first.
 """
 
@@ -13,6 +14,7 @@ from baton.router.text.surrogates import whole_pairs
 from baton.router.text.tool_events import ArgumentsEvent, CallEvent, Event
 
 ARGUMENTS = frozenset({"arguments", "parameters"})
+NONE = "{}"  # the text of no arguments
 _SPACE = " \t\r\n"
 _CLOSES = {"}": "{", "]": "["}
 
@@ -51,11 +53,17 @@ class CallParser:
         self._string_at = self._sent = 0
         self._name: str | None = None
         self._waiting = ""
+        self._argued = False  # whether its arguments are read
 
     @property
     def passed(self) -> bool:
         """Returns whether the last character completed an object or array that is the value of a call's own key."""
         return self._value_end is not None
+
+    @property
+    def _argues(self) -> bool:
+        """Returns whether the value at hand is the call's arguments: the first that it has."""
+        return self._key in ARGUMENTS and not self._argued
 
     @property
     def _own(self) -> bool:
@@ -114,6 +122,9 @@ class CallParser:
         if self._own:
             self._end_value(at, events)
             self.broken = self._name is None
+            if not self._argued:  # a call without any: clients parse what they get
+                self._argued, self._waiting = True, NONE
+                self._release(events)
         self._stack.pop()
         self.done = not self._stack
         if self._own and self._value_at is not None:
@@ -125,13 +136,16 @@ class CallParser:
         value = "".join(self._text[self._value_at : at]).rstrip(_SPACE)
         if self._key == "name":
             self._call(value, events)
-        elif self._key in ARGUMENTS:
-            self._waiting += value[self._sent :] if value[:1] != '"' else _unquoted(value)
+        elif self._argues:
+            self._argued = True
+            self._waiting += value[self._sent :] if value[:1] == "{" else _unquoted(value) or NONE
         self._key = self._value_at = self._value_end = None
         self._sent = 0
         self._release(events)
 
     def _call(self, value: str, events: list[Event]) -> None:
+        if self._name is not None:
+            return
         name = _unquoted(value)
         if not name or value[:1] != '"':
             self.broken = True
@@ -145,7 +159,7 @@ class CallParser:
         if self._name is None:
             return
         at, found = self._value_at, self._waiting
-        if self._key in ARGUMENTS and at is not None and self._text[at] == "{":
+        if self._argues and at is not None and self._text[at] == "{":
             found += "".join(self._text[at + self._sent : self._value_end])
             self._sent += len(found) - len(self._waiting)
         self._waiting = ""
@@ -154,8 +168,10 @@ class CallParser:
 
 
 def _unquoted(value: str) -> str:
-    """A JSON string's text; as it stands where it isn't one."""
+    """Returns a JSON string's text, "" for null, any other value as it stands."""
+    if value == "null":
+        return ""
     try:
-        return str(json.loads(whole_pairs(value)))
+        return str(json.loads(whole_pairs(value))) if value[:1] == '"' else value
     except ValueError:
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import quote
 
 import pytest
 
@@ -181,6 +182,10 @@ async def test_the_endpoint_shows_a_record_to_its_tenant_alone(fake, model_dir, 
         assert (await c.http.get("/v1/requests/q/explain")).status_code == 401
         seen = {t: (await c.http.get("/v1/requests/q/explain", headers=h)).status_code for t, h in keys.items()}
         assert seen == {"a": 200, "b": 404, "boss": 200}
+        own = RequestContext(key=key, asked_id="svc/a?b#c%2f..")
+        log.opened(RouterRequest("q2", "m", (1,), Sampling(), context=own), "short")
+        path = f"/v1/requests/{quote(own.asked_id, safe='')}/explain"
+        assert (await c.http.get(path, headers=keys["a"])).json()["request_id"] == "q2"
         unknown = await c.http.get("/v1/requests/nobody/explain", headers=keys["boss"])
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_unknown")
         assert "refused before it was queued" in unknown.json()["error"]["message"]

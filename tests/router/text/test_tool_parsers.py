@@ -19,6 +19,7 @@ ARGS = {"city": 'Zürich "old"\n', "days": [1, {"a": "}"}], "x": None}
 TEXT = json.dumps(ARGS, ensure_ascii=False)
 ONE = f'{{"name": "weather", "arguments": {TEXT}}}'
 TURNED = f'{{"arguments": {TEXT}, "name": "weather"}}'
+BOTH = f'{{"name": "weather", "arguments": {TEXT}, "parameters": {{"a": 1}}}}'
 QUOTED = f'{{"name": "weather", "arguments": {json.dumps(TEXT)}}}'
 SIMPLE = '{"name": "now", "parameters": {}}'
 WEATHER, NOW = ("weather", ARGS), ("now", {})
@@ -108,6 +109,11 @@ CASES = {
         (f"<tool_call>{TURNED}</tool_call>\n<tool_call>{SIMPLE}</tool_call>\n", "", [WEATHER, NOW]),
         (f"<tool_call>{QUOTED}</tool_call>", "", [WEATHER]),
         (f"<tool_call>{ONE}", "", [WEATHER]),
+        (f"<tool_call>{BOTH}</tool_call>", "", [WEATHER]),
+        ('<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
+        ('<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [NOW]),
+        ('<tool_call>{"arguments": "", "name": "now"}</tool_call>', "", [NOW]),
+        ('<tool_call>[{"name": "now"}, {"name": "now", "name": "f"}]</tool_call>', "", [NOW, NOW]),
         ("a < b <tool", "a < b <tool", []),
         ("<tool_call>no json</tool_call> hm", "<tool_call>no json</tool_call> hm", []),
         ('<tool_call>{"x": 1}</tool_call>', '<tool_call>{"x": 1}</tool_call>', []),

@@ -54,8 +54,8 @@ def _own_marks(message: Json) -> list[Json]:
 
 
 def size_of(messages: Sequence[ConversationMessage]) -> int:
-    """Returns an estimate of the cost of rendering messages, in characters: their content and the arguments of their
-    calls, plus PER_MESSAGE for each message and call.
+    """Returns an estimate of the cost of rendering messages, in characters: their content and their calls'
+    arguments, plus PER_MESSAGE for each message and call.
     """
     return sum(map(_size_of_one, messages))
 

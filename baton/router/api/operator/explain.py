@@ -24,7 +24,7 @@ def explain_routes(decisions: DecisionLog) -> APIRouter:
     """Returns the route of ``/v1/requests/{id}/explain``."""
     routes = APIRouter()
 
-    @routes.get("/v1/requests/{request_id}/explain")
+    @routes.get("/v1/requests/{request_id:path}/explain")
     async def explain(request_id: str) -> Response:
         """The record of a request of the last hour; of one's own tenant, where keys are asked for."""
         record = await _record(decisions, request_id)
