@@ -87,8 +87,7 @@ def _waits(file: str) -> int:
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of garbage collections: a full one would walk millions of objects."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # not collected first: there is little garbage, and looking for it took a second in each process
     gc.set_threshold(COLLECT_AFTER)  # a fifth of what computes much in Python was spent in collections
     gc.enable()
 

@@ -10,8 +10,8 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anthropic
 import grpc
 import httpx
 import openai
@@ -26,6 +26,9 @@ from baton.router.server import RouterAddress, running_router
 from baton.router.text.catalog import ModelCatalog
 from baton.router.text.tokenizer import HfTokenizer
 from tests.router.parts import generation_of, surfaces_of
+
+if TYPE_CHECKING:
+    import anthropic
 
 SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 EOS = 1
@@ -221,6 +224,8 @@ class Clients:
 
     @functools.cached_property
     def anthropic(self) -> anthropic.AsyncAnthropic:
+        import anthropic  # thousands of classes, for the processes of tests that call it
+
         http = anthropic.DefaultAsyncHttpxClient(verify=False)
         return anthropic.AsyncAnthropic(base_url=self.address.url, api_key="none", max_retries=0, http_client=http)
 

@@ -6,8 +6,6 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from anthropic.types import message_count_tokens_params, message_create_params
-from anthropic.types.output_config_param import OutputConfigParam
 from openai.types import batch_create_params, completion_create_params, embedding_create_params, file_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
@@ -30,11 +28,6 @@ OPENAI = {
     "reasoning": OpenAIReasoning,
     "text": ResponseTextConfigParam,
     "stream_options": ChatCompletionStreamOptionsParam,
-}
-ANTHROPIC = {
-    "messages": message_create_params.MessageCreateParamsBase,
-    "count_tokens": message_count_tokens_params.MessageCountTokensParams,
-    "output_config": OutputConfigParam,
 }
 LISTED = fields.listed()
 SURFACES = (

@@ -120,9 +120,7 @@ async def test_the_tenant_that_holds_most_of_the_routers_memory_gives_way_to_oth
     assert admission.held_bytes == 960
     more = admission.join("other", "short", RequestLoad(tenant="modest", size=240))
     with pytest.raises(Overloaded, match="max_inflight_bytes"):
-        admission.join(
-            "other", "short", RequestLoad(tenant="modest", size=240)
-        )
+        admission.join("other", "short", RequestLoad(tenant="modest", size=240))
     for ticket in (*flood, modest, more):
         ticket.leave()
     assert admission.held_bytes == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import anthropic
 import pytest
 
 from baton.protos.errors import WorkerLost
@@ -164,6 +163,8 @@ async def test_tokens_are_counted_as_the_prompt_has_them(router, fake) -> None:
 
 
 async def test_tools_of_a_count_are_counted_and_bounded(router, fake, monkeypatch) -> None:
+    import anthropic
+
     said = {"model": "tiny", "messages": [TURN], "tools": [TOOL]}
     counted = await router.anthropic.messages.count_tokens(**said)
     await create(router, **said)
@@ -223,6 +224,8 @@ async def test_a_breakpoint_of_the_cache_is_a_hint(router, fake, at: str) -> Non
     ],
 )  # fmt: skip
 async def test_what_cannot_be_done_is_a_400_that_names_it(router, fields, named) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError) as bad:
         await create(router, **fields)
     assert bad.value.body["type"] == "error"
@@ -244,6 +247,8 @@ async def test_a_strict_tool_is_taken_where_calls_follow_its_schema_or_none_is_m
 
 
 async def test_errors_have_anthropics_types(start_router, fake, model_dir, tmp_path) -> None:
+    import anthropic
+
     text = add_key(tmp_path / "keys.json", "acme", 0.0)
     gate = AccessGate(KeyRing(tmp_path / "keys.json", lambda: 0.0), lambda: 0.0)
     async with start_router(fake, {"tiny": model_dir}, gate=gate) as clients:
