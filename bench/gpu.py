@@ -153,7 +153,7 @@ class Session:
 
         thorough = not (self._asked.rehearse or self._asked.plan)
         [listed] = self._cases("listing", [checks.listing(thorough)])
-        of_op = checks.grouped(checks.cases([row.name for row in listed.rows], thorough))
+        of_op = checks.grouped(checks.cases([row.name for row in listed.rows]))
         for ops, cases in of_op.items():
             found = self._cases(f"{CHECKS}: {', '.join(ops)}", cases, self._asked.jobs)
             for row in checks.rows_of(ops, found, checks.QUICK if self._asked.plan else CHECKS):

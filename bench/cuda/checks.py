@@ -71,21 +71,35 @@ def sanitizer() -> str | None:
 
 
 def listing(thorough: bool = True) -> Case:
-    """A case whose rows are named as the tests; ``thorough``: those too that don't run in every suite."""
+    """A case whose rows are named as the tests; ``thorough``: those too that don't run in every suite. A file of
+    which none does has all of its tests either way.
+    """
     asked = [*(file for tests in files().values() for file in tests), HANDOFF]
     return Case("listing", "tests", partial(_listed, asked, thorough), COLLECT_S)
 
 
 def _listed(asked: Sequence[str], thorough: bool) -> Iterator[Row]:
-    marks = ["-m", ""] if thorough else []
+    tests = _collected(asked, thorough)
+    if bare := [file for file in asked if not any(test.startswith(file) for test in tests)]:
+        tests += _collected(bare, True)
+    for test in tests:
+        yield Row(part="listing", name=test, value=1.0)
+
+
+def _collected(asked: Sequence[str], thorough: bool) -> list[str]:
+    """Returns the names of the tests of the files ``asked``. Raises RuntimeError if there are none."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        status = _pytest(["--collect-only", "-k", LEFT_OUT, *marks, "-p", "no:cacheprovider", *asked])
+        status = _pytest(["--collect-only", "-k", LEFT_OUT, *_marks(thorough), "-p", "no:cacheprovider", *asked])
     print(said.getvalue())
     tests = [line for line in said.getvalue().splitlines() if "::" in line]
     if status or not tests:  # with a -q more than its settings have, it would only count them
         raise RuntimeError(f"pytest lists {len(tests)} tests (status {status})")
-    for test in tests:
-        yield Row(part="listing", name=test, value=1.0)
+    return tests
+
+
+def _marks(thorough: bool) -> list[str]:
+    """Returns the arguments by which pytest takes tests that don't run in every suite, too."""
+    return ["-m", ""] if thorough else []
 
 
 def _pytest(arguments: list[str]) -> int:
@@ -93,18 +107,18 @@ def _pytest(arguments: list[str]) -> int:
     return int(import_module("pytest").main(arguments))
 
 
-def cases(tests: Iterable[str], thorough: bool = True) -> list[Case]:
+def cases(tests: Iterable[str]) -> list[Case]:
     """A case for each test, by the names that ``listing`` gave; then those that another number of multiprocessors
     changes once more, for that number.
     """
     names, other = list(tests), AS_SHIM if on_gpu.asked() else AS_CARD
     again = [test for test in names if _changes(test)]
-    return [_case(test, thorough, 0) for test in names] + [_case(test, thorough, other) for test in again]
+    return [_case(test, 0) for test in names] + [_case(test, other) for test in again]
 
 
-def _case(test: str, thorough: bool, processors: int) -> Case:
+def _case(test: str, processors: int) -> Case:
     name = f"{test} as of {processors} processors" if processors else test
-    return Case("checks", name, partial(_tested, test, thorough, processors), TEST_S)
+    return Case("checks", name, partial(_tested, test, processors), TEST_S)
 
 
 def _changes(test: str) -> bool:
@@ -126,15 +140,14 @@ def _asks(text: str) -> bool:
     return "processors()" in text
 
 
-def _tested(test: str, thorough: bool, processors: int) -> Iterator[Row]:
+def _tested(test: str, processors: int) -> Iterator[Row]:
     os.environ[library.LAUNCHES_ENV] = "1"  # of this child
     if processors:
         os.environ[library.PROCESSORS_ENV] = str(processors)
     if on_gpu.asked():
         on_gpu.heap_only()
-    marks = ["-m", ""] if thorough else []
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        _pytest(["-q", "-p", "no:cacheprovider", *marks, test])
+        _pytest(["-q", "-p", "no:cacheprovider", *_marks(True), test])
     row = verdict(test, said.getvalue())
     launched = tuple(sorted(library.launched())) if row.value == 1 else ()
     yield msgspec.structs.replace(row, launched=launched)
