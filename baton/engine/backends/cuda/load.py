@@ -102,8 +102,21 @@ def on_kernels(
         made.async_steps = None
         log.warning("steps are planned one after another: %s", said)
     made.warms = not on_shim()
-    made.compares = compares and not made.misfit() and not tried(spec, program, weights, found, AT_ONCE)
+    if compares and not made.misfit():
+        said = megakernel_off(spec, program, weights, found)
+        made.compares = not said
+        if said:
+            log.warning("small steps go by graph: by the megakernel, %s", said)
     return made
+
+
+def megakernel_off(spec: ModelSpec, program: Program, weights: Weights, found: CudaLibrary) -> str:
+    """Returns what is wrong with steps by the megakernel on the calling thread's card, run one after another or
+    submitted ahead, for layers of the shape of ``program``'s; empty if nothing is, and on the shim.
+    """
+    return tried(spec, program, weights, found, AT_ONCE) or (
+        "" if on_shim() else tried_ahead(spec, program, weights, found, AT_ONCE)
+    )
 
 
 def tried_ahead(spec: ModelSpec, program: Program, weights: Weights, found: CudaLibrary, how: int) -> str:

@@ -1,7 +1,9 @@
 """Plans the steps that a CUDA session runs before traffic, so that no graph is captured or dropped in its midst.
 
 Knows nothing of sessions or devices. A graph holds addresses of workspaces, and a workspace that grows drops all
-graphs: so the largest step comes first, then each size of decodes twice, of which the second one is captured.
+graphs: so the largest step comes first, padded as one of its size is in traffic. The one with most logits comes
+next, launch by launch where the runner can, because a second run of that size would be captured in vain. Then comes
+each size of decodes twice, of which the second one is captured.
 """
 
 from __future__ import annotations
@@ -78,13 +80,18 @@ def decodes(count: int, pages: int) -> StepPlan:
     return StepPlan(tuple(_decode(seq, pages, SampleSpec(GREEDY, 0, 1, [0], 1)) for seq in range(count)))
 
 
-def warm_steps(sequences: int, chunk: int, pages: int, context: int, drafts: int = 0) -> Iterator[StepPlan]:
-    """Yields all steps in their order."""
-    yield largest_step(sequences, chunk, pages, context, drafts)
-    yield loudest_step(sequences, chunk, pages, context, drafts)
+def captured_steps(sequences: int, pages: int) -> Iterator[StepPlan]:
+    """Yields each size of up to ``sequences`` decodes, as often as it takes to capture it."""
     for count in sizes(sequences):
         for _ in range(RUNS):
             yield decodes(count, pages)
+
+
+def warm_steps(sequences: int, chunk: int, pages: int, context: int, drafts: int = 0) -> Iterator[StepPlan]:
+    """Yields all steps in their order, for runners that run all of them one way."""
+    yield largest_step(sequences, chunk, pages, context, drafts)
+    yield loudest_step(sequences, chunk, pages, context, drafts)
+    yield from captured_steps(sequences, pages)
 
 
 def _decode(seq: int, pages: int, spec: SampleSpec, drafts: int = 0) -> SequenceStep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,9 @@ import torch
 from baton.engine.backends.cuda import card_trials, load
 from baton.engine.backends.cuda.card_trials import CardTrials
 from baton.engine.backends.cuda.gpu import Gpu
+from baton.engine.backends.cuda.runner import AT_ONCE
 from baton.engine.backends.cuda.step_choice import LONG, REPEATS, WayFigures, chosen, measured, small_steps
-from baton.engine.backends.cuda.trial import one_layer, random_weights
+from baton.engine.backends.cuda.trial import one_layer, random_weights, spec_of
 from baton.engine.backends.cuda.warming import RUNS
 from baton.engine.backends.sequence_checks import require_computable
 from baton.engine.plan import StepPlan
@@ -128,3 +129,28 @@ def test_without_a_card_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(load, "require", refuse)
     program = one_layer(card_trials.usual_attention(4, 2, 16))
     assert not load.is_right_at_once(program, random_weights(program, torch.bfloat16, 1))
+
+
+@pytest.mark.parametrize(
+    ("alone", "ahead", "said"),
+    [
+        ("", "", ""),
+        ("step 2 is off", "", "step 2 is off"),
+        ("", "step 1, submitted ahead", "step 1, submitted ahead"),
+    ],
+)
+def test_the_megakernel_is_tried_ahead_too_before_it_is_compared(
+    alone: str, ahead: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[int] = []
+
+    def found(text: str) -> Callable[..., str]:
+        return lambda spec, program, weights, library, how: ways.append(how) or text  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(load, "tried", found(alone))
+    monkeypatch.setattr(load, "tried_ahead", found(ahead))
+    monkeypatch.setattr(load, "on_shim", lambda: False)
+    program = one_layer(card_trials.usual_attention(4, 2, 16))
+    weights = random_weights(program, torch.bfloat16, 1)
+    assert load.megakernel_off(spec_of(program, "bfloat16"), program, weights, None) == said  # type: ignore[arg-type]
+    assert ways == [AT_ONCE] * (1 if alone else 2)
