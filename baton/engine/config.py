@@ -45,6 +45,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
     weights and bf16 for fp8 ones; "bf16" is for all (weight-only quantization); "fp8" is for fp8 weights, as their
     checkpoint specifies.
 
+    ``card_share`` is the part of a card's memory that the engine may take, its KV included, and ``card_kv_bytes``
+    what of that KV takes (0: not known): quantized weights that torch's ops multiply by are dequantized ahead as
+    far as the rest allows.
+
     ``cuda_step`` is how the GPU kernels run a step of up to 8 rows: "graph", one by one in a captured CUDA graph;
     "mega", a Llama's layers as one launch; "auto" is the faster one, where `baton doctor --gpu` found "mega" right
     on this card, else "graph". ``tp`` ranks share the model's columns, ``cp`` the rows of a step, ``ep`` its
@@ -76,6 +80,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     quantization_overrides: dict[str, str] = {}
     is_draft: bool = False
     activations: Activations = "auto"
+    card_share: float = 1.0
+    card_kv_bytes: int = 0
 
     @property
     def widths(self) -> Widths:

@@ -52,7 +52,7 @@ from baton.tls.identity import TlsFiles
 from baton.worker.channel import EngineChannel
 from baton.worker.drafts import make_drafter, most_drafts
 from baton.worker.kv_memory import copied_on_demand, kv_bytes
-from baton.worker.spec import AdapterSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
+from baton.worker.spec import AdapterSpec, CacheSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
 
 log = logging.getLogger("baton.engine")
 
@@ -107,7 +107,9 @@ def build(spec: WorkerSpec, channel: EngineChannel, kept: dict[str, Speculator] 
 
     Raises CheckpointError, ConfigError.
     """
-    runner, profile_pages = make_runner(_with_window_pages(spec), spec.lora, spec.steps.stall_s, spec.server.tls)
+    runner, profile_pages = make_runner(
+        _with_window_pages(spec), spec.lora, spec.steps.stall_s, spec.server.tls, spec.cache
+    )
     runner = widened(runner, spec.cache.block_tokens)
     profile_pages = profile_pages * BLOCK_TOKENS // spec.cache.block_tokens  # a profile counts pages of 16
     layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
@@ -257,13 +259,17 @@ def make_cores(spec: EngineSpec) -> LentCores:
 
 
 def make_runner(
-    spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0, tls: TlsFiles | None = None
+    spec: EngineSpec,
+    lora: AdapterSpec = NO_ADAPTERS,
+    stall_s: float = 0.0,
+    tls: TlsFiles | None = None,
+    cache: CacheSpec = CacheSpec(),
 ) -> tuple[Runner, int]:
     """Returns the model's runner, a paced or a real one, and the number of KV pages of 16 tokens that a paced
     profile or an encoder asks for (0: none).
 
     A rank that others wait for longer than ``stall_s`` seconds counts as stuck; 0: they wait without limit. With
-    ``tls`` ranks of several hosts encrypt what they exchange.
+    ``tls`` ranks of several hosts encrypt what they exchange. ``cache`` says what part of a card is this worker's.
     """
     if spec.paced_profile:
         require_one_rank(spec)
@@ -293,6 +299,8 @@ def make_runner(
         rank_wait_s=spec.rank_wait_s,
         rank_bound_s=stall_s,
         tls=tls if spec.rank_hosts else None,
+        card_share=cache.kv_memory_share / cache.card_sharers,
+        card_kv_bytes=cache.kv_memory_bytes,
     )
     runner = load_runner(config)
     return runner, ENCODER_PAGES if keeps_tokens(runner.spec.layout) else 0

@@ -11,6 +11,8 @@ import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
+from baton.engine.config import EngineConfig
+from baton.engine.plan import Runner
 from baton.kv.layout.page import layout_for
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos.channel import EngineReady
@@ -87,6 +89,20 @@ def test_a_card_of_several_ranks_takes_its_heads_share_of_each_page() -> None:
     layout = layout_for("bfloat16", 2, 8, 64)
     assert engine_main._share_on_card(spec(device="cuda", tp=1), layout) == 1.0
     assert engine_main._share_on_card(spec(device="cuda", tp=2), layout) == 1 / 2
+
+
+def test_an_engine_is_told_which_part_of_a_card_is_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[EngineConfig] = []
+
+    def load(config: EngineConfig) -> Runner:
+        heard.append(config)
+        raise ConfigError("enough", "device")
+
+    monkeypatch.setattr(engine_main, "load_runner", load)
+    asked = spec(device="cuda", model="m", kv_memory_share=0.6, card_sharers=2, kv_memory_bytes=1 << 30)
+    with pytest.raises(ConfigError, match="enough"):
+        build(asked, Wire())  # type: ignore[arg-type]
+    assert [(config.card_share, config.card_kv_bytes) for config in heard] == [(0.3, 1 << 30)]
 
 
 @pytest.mark.parametrize(

@@ -31,17 +31,16 @@ from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.backends.torch.capture import CudaCapture
 from baton.engine.backends.torch.card_ops import ops_on
 from baton.engine.backends.torch.card_requirements import require_cuda_ops, require_torch_cuda, takes_kernels
+from baton.engine.backends.torch.card_weights import weights_on_card
 from baton.engine.backends.torch.decode_graphs import KIND, DecodeGraphs
 from baton.engine.backends.torch.dequantized import for_torch
 from baton.engine.backends.torch.flash_infer import shape_of
-from baton.engine.backends.torch.kept_choices import TriedWay, keep, kept
-from baton.engine.backends.torch.product_trials import DEQUANTIZED, ProductChooser
-from baton.engine.backends.torch.product_trials import KIND as PRODUCTS
+from baton.engine.backends.torch.kept_choices import keep
 from baton.engine.backends.torch.runner import DTYPES, TorchRunner
 from baton.engine.backends.work import of_cards, work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.kv_scheme import asked_kv_dtype
-from baton.engine.checkpoints.weights import Weights, load_weights
+from baton.engine.checkpoints.weights import Weights, is_quantized, load_weights
 from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, Runner
@@ -52,7 +51,6 @@ from baton.engine.program.rope import LONGROPE, for_context
 from baton.engine.program.sites import adaptable, others_of, sites_of, stacked_sites
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
-from baton.kernels.linear.packed import PackedWeight
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import ALL, SETTING, AttentionSelection, Selection, marked, parsed
 from baton.kv.layout.tables import by_window
@@ -92,8 +90,7 @@ def load(config: EngineConfig) -> Runner:
     if config.device == "cuda":
         require_cuda_ops(model, planned)
     if ask_gpu:
-        elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
-        require(elements * DTYPES[dtype].itemsize)
+        require(_least_bytes(config, directory, model, planned, dtype))
     if own_kernels and (own := _on_own_kernels(config, directory, model, planned, dtype, plain=check)) is not None:
         return own
     if config.device == "cuda" and config.adapters is not None:
@@ -101,7 +98,7 @@ def load(config: EngineConfig) -> Runner:
         raise ConfigError(text, "worker.adapters")
     program, weights, fingerprint, _ = load_weights(config, directory, model, planned, DTYPES[dtype])
     if config.device == "cuda":
-        weights = _on_card(program, weights, DTYPES[dtype], fingerprint, config.device)
+        weights = _on_card(program, weights, DTYPES[dtype], fingerprint, config)
     spec = _spec(config, model, program, dtype, fingerprint, weights)
     program, base = _with_adapters(config, program, dtype, directory)
     on_native = config.device == "cpu" and native.library() is not None
@@ -124,25 +121,20 @@ def load(config: EngineConfig) -> Runner:
     )
 
 
-def _on_card(program: Program, weights: Weights, dtype: torch.dtype, fingerprint: str, device: str) -> Weights:
-    """Returns the weights as torch's ops take them on a card, quantized ones by the products that were found right
-    and faster there, which is kept. Raises ConfigError if trying them left the card unusable.
+def _on_card(
+    program: Program, weights: Weights, dtype: torch.dtype, fingerprint: str, config: EngineConfig
+) -> Weights:
+    if on_shim():
+        return for_torch(program, weights, dtype, config.device)
+    return weights_on_card(program, weights, dtype, fingerprint, config, require())
+
+
+def _least_bytes(config: EngineConfig, directory: Path, model: ModelConfig, planned: Program, dtype: str) -> int:
+    """Returns the bytes that the weights of ``planned`` take at least: half of one for each number if some may be
+    quantized.
     """
-    if on_shim() or not any(isinstance(weight, PackedWeight) for weight in weights.values()):
-        return for_torch(program, weights, dtype, device)
-    gpu, key = require(), f"{fingerprint} {dtype}"
-    chooser = ProductChooser(dtype, device, kept(gpu, PRODUCTS, key))
-    made = for_torch(program, weights, dtype, device, chooser)
-    try:
-        torch.cuda.synchronize()  # raises what a kernel did, which stays with the process
-        torch.cuda.empty_cache()
-    except RuntimeError as error:
-        spoilt = [TriedWay(op, DEQUANTIZED, way.tried, way.tried, str(error)) for op, way in chooser.ways.items()]
-        keep(gpu, PRODUCTS, key, spoilt)
-        text = f"device {device}: torch's own products left the card unusable for this process: {error}"
-        raise ConfigError(f"{text}; start again, which dequantizes", "device") from error
-    keep(gpu, PRODUCTS, key, chooser.lasting)
-    return made
+    elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
+    return elements // 2 if is_quantized(config, directory, model) else elements * DTYPES[dtype].itemsize
 
 
 def _keep_graphs(gpu: Gpu, fingerprint: str, graphs: DecodeGraphs) -> None:
@@ -251,6 +243,8 @@ def _on_own_kernels(
         return None
     where = msgspec.structs.replace(config, device="cpu")  # weights are packed there, then copied
     program, weights, fingerprint, _ = load_weights(where, directory, model, planned, DTYPES[dtype])
+    if not on_shim():
+        require(sum(weight.nbytes for weight in weights.values()))
     spec = _spec(config, model, program, dtype, fingerprint, weights)
     work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
     program, base = _with_adapters(config, program, dtype, directory)

@@ -23,6 +23,7 @@ from baton.engine.program.rank_program import RankProgram
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.linear.packed import ROUNDED_ROWS, W8_OUTLIERS, PackedWeight
+from baton.kernels.linear.reference import HeldWeight
 from baton.kv.layout.room import context_reads
 from baton.protos.measurements import EngineWork
 from baton.protos.nouns import KvLayout
@@ -154,7 +155,8 @@ def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
         of_dots = _measured_dots(weight.kind in (W8_OUTLIERS, *ROUNDED_ROWS), threads)
         if of_dots:
             return of_dots
-    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
+    held = torch.bfloat16 if isinstance(weight, HeldWeight) else torch.float32
+    dtype = weight.dtype if isinstance(weight, Tensor) else held
     return _measured_products(dtype, device, threads)
 
 

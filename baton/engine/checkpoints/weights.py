@@ -67,8 +67,7 @@ def load_weights(
     Plain weights are on ``config.device`` in ``dtype``; if any is packed, all are in host memory. ``share``
     computes a rank's part of the program; None for all. Raises CheckpointError and ConfigError.
     """
-    checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
-    reader = checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
+    checkpoint, reader = _opened(directory, model)
     config = _fitting(config, reader)
     _require_possible(config, reader)
     if isinstance(checkpoint, Checkpoint) and reader is not None:
@@ -100,6 +99,17 @@ def load_weights(
     weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
     rows_of = _rows_of_packed(own, packed, lambda weight: make.plain(weight, kinds.get(weight.name, dtype)))
     return LoadedWeights(own, dealt(own, weights | packed, share), fingerprint, rows_of)
+
+
+def is_quantized(config: EngineConfig, directory: Path, model: ModelConfig) -> bool:
+    """Returns whether ``load_weights`` may pack any weight. Raises CheckpointError."""
+    return bool(config.quantization != NONE or config.quantization_overrides or _opened(directory, model)[1])
+
+
+def _opened(directory: Path, model: ModelConfig) -> tuple[Checkpoint | GgufCheckpoint, Reader | None]:
+    """Returns the checkpoint, and the reader of its quantized weights, None if it has none."""
+    checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
+    return checkpoint, checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
 
 
 def _rows_of_plain(program: Program, checkpoint: Checkpoint, dtype: torch.dtype) -> RowSource:

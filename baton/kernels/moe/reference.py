@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.linear.packed import PackedWeight
-from baton.kernels.linear.reference import linear
+from baton.kernels.linear.reference import HeldWeight, linear
 from baton.kernels.lora.reference import AdaptedRows, LoraMatrices, delta
 from baton.kernels.swiglu.reference import swiglu
 
-Matrices = Tensor | Sequence[Tensor | PackedWeight]
+Matrices = Tensor | Sequence[Tensor | PackedWeight | HeldWeight]
 
 
 class ExpertGate(NamedTuple):
@@ -83,10 +83,10 @@ def moe(
     return out
 
 
-def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+def _product(x: Tensor, weight: Tensor | PackedWeight | HeldWeight) -> Tensor:
     """Returns x · weightᵀ, (rows, outputs); a BLAS gets a multiple of four rows, see ``linear/reference.py``."""
     full = F.pad(x, (0, 0, 0, -len(x) % 4))
-    found = linear(full, weight) if isinstance(weight, PackedWeight) else full @ weight.to(x.dtype).T
+    found = full @ weight.to(x.dtype).T if isinstance(weight, Tensor) else linear(full, weight)
     return found[: len(x)]
 
 

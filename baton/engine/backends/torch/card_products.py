@@ -36,6 +36,11 @@ class Int8Product(HeldWeight):
         """Returns whether the weight has this form."""
         return weight.kind == W8 and not weight.group and not (weight.n % 8 or weight.k % 8)
 
+    @staticmethod
+    def bytes_of(weight: PackedWeight) -> int:
+        """Returns the bytes that the weight takes in this form."""
+        return weight.n * (weight.k + 4)
+
     def product(self, x: Tensor) -> Tensor:
         """Returns x · weightᵀ in float32; rows are rounded to int8."""
         q, scale = quantize_rows(x.float())
@@ -66,6 +71,11 @@ class Fp8Product(HeldWeight):
     def takes(weight: PackedWeight) -> bool:
         """Returns whether the weight has this form."""
         return weight.kind in (E4M3, E4M3_A8) and not weight.group and not (weight.n % 16 or weight.k % 16)
+
+    @staticmethod
+    def bytes_of(weight: PackedWeight) -> int:
+        """Returns the bytes that the weight takes in this form."""
+        return weight.n * (weight.k + 4)
 
     def product(self, x: Tensor) -> Tensor:
         """Returns x · weightᵀ in float32; rows are rounded to e4m3."""
@@ -115,6 +125,11 @@ class Int4Product(HeldWeight):
     def takes(weight: PackedWeight) -> bool:
         """Returns whether the weight has this form."""
         return weight.form == W4 and weight.group in GROUPS and not (weight.n % 64 or weight.k % (16 * TILES))
+
+    @staticmethod
+    def bytes_of(weight: PackedWeight) -> int:
+        """Returns the bytes that the weight takes in this form."""
+        return weight.n * weight.k // 2 + 4 * weight.n * weight.k // weight.group
 
     def product(self, x: Tensor) -> Tensor:
         """Returns x · weightᵀ in bf16; rows are rounded to bf16."""

@@ -19,6 +19,7 @@ from baton.engine.backends.spans import StepSpans
 from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import StepBatch
 from baton.engine.backends.torch.decode_tables import DecodeAttention
+from baton.engine.backends.torch.packed_products import HeldExperts
 from baton.engine.program.ops import (
     Adapt,
     Add,
@@ -38,7 +39,7 @@ from baton.engine.program.program import Program
 from baton.engine.program.sites import expert_sites, head_site
 from baton.kernels.lm_head.reference import capped
 from baton.kernels.moe.native import experts_of
-from baton.kernels.moe.reference import NO_ADAPTERS, ExpertAdapters
+from baton.kernels.moe.reference import NO_ADAPTERS, ExpertAdapters, Matrices
 from baton.protos.nouns import KvLayout
 
 Registers = dict[str, Tensor]
@@ -231,8 +232,7 @@ class Interpreter:
         return step
 
     def _moe(self, op: Moe) -> Step:
-        kernel, of = self._kernels.moe, (op.experts, op.chosen, op.renormalise)
-        gate_up, down = experts_of(self._weights[op.gate_up], self._weights[op.down], *of).singly()
+        kernel, (gate_up, down) = self._kernels.moe, self._experts(op)
         gate, sites = gate_of(op, self._weights), expert_sites(self._program)
         beside = sites[op.gate_up], sites[op.down]
 
@@ -242,6 +242,17 @@ class Interpreter:
             registers[op.out] = kernel(x, logits, gate_up, down, op.chosen, op.renormalise, gate, own)
 
         return step
+
+    def _experts(self, op: Moe) -> tuple[Matrices, Matrices]:
+        """Returns a layer's matrices by expert, of gates and ups and of downs."""
+        pair = self._weights[op.gate_up], self._weights[op.down]
+        if not any(isinstance(weight, HeldExperts) for weight in pair):
+            return experts_of(*pair, op.experts, op.chosen, op.renormalise).singly()
+        gate_up, down = (
+            weight.matrices if isinstance(weight, HeldExperts) else weight.unflatten(0, (op.experts, -1))
+            for weight in pair
+        )
+        return gate_up, down
 
     def _beside_experts(self, sites: tuple[int, int], batch: StepBatch) -> ExpertAdapters:
         """Returns what the rows' adapters have beside a layer of experts, whose two sites are ``sites``."""

@@ -35,16 +35,27 @@ class ProductChooser:
         self._known = {way.op: way for way in known}
         self.ways: dict[str, TriedWay] = {}
         self._passing = set[str]()  # ops for whose trial memory was lacking, which says nothing of the product
+        self._right: dict[str, bool] = {}  # of products that aren't taken, for their time, by op
 
     @property
     def lasting(self) -> tuple[TriedWay, ...]:
         """Returns what was chosen and holds for later starts, too."""
         return tuple(way for op, way in self.ways.items() if op not in self._passing)
 
-    def held(self, weight: PackedWeight) -> HeldWeight | None:
-        """Returns the weight for torch's own product; None if it is to be dequantized."""
+    def held(self, weight: PackedWeight, if_right: bool = False) -> HeldWeight | None:
+        """Returns the weight for torch's own product; None if it is to be dequantized. ``if_right`` takes a product
+        that is right, however slow.
+        """
         form, way = _form_of(weight), self.way_of(weight)
-        return form(weight, self._device) if form and way and way.way == form.name else None
+        if form is None or way is None:
+            return None
+        takes = way.way == form.name or (if_right and self._is_right(form, weight, way))
+        return form(weight, self._device) if takes else None
+
+    def bytes_of(self, weight: PackedWeight) -> int | None:
+        """Returns the bytes of the weight for torch's own product; None if it is to be dequantized."""
+        way = self.way_of(weight)
+        return form_bytes(weight) if way is not None and way.way == way.tried else None
 
     def way_of(self, weight: PackedWeight) -> TriedWay | None:
         """Returns what multiplies by ``weight``, tried now if no weight of its form and shape was; None if torch
@@ -79,6 +90,18 @@ class ProductChooser:
             return TriedWay(op, DEQUANTIZED, form.name, form.name, FASTER, trials)
         return TriedWay(op, form.name, DEQUANTIZED, form.name, "", trials)
 
+    def _is_right(self, form: Form, weight: PackedWeight, way: TriedWay) -> bool:
+        """Returns whether a product that isn't taken for its time alone is right today."""
+        if way.why != FASTER:
+            return False
+        if way.op not in self._right:
+            try:
+                with torch.inference_mode():
+                    self._right[way.op] = all(one.right for one in self._trials(form, weight, timed=False))
+            except Exception:  # as in _tried
+                self._right[way.op] = False
+        return self._right[way.op]
+
     def _trials(self, form: Form, weight: PackedWeight, timed: bool) -> list[OpTrial]:
         held, wide = form(weight, self._device), weight.dequantized().to(self._device)
         plain, found = wide.to(self._dtype), list[OpTrial]()
@@ -88,6 +111,12 @@ class ProductChooser:
             own, peer = (lambda x=x: held.product(x)), (lambda x=x: F.linear(x, plain))
             found.append(compare_ops(f"{rows} rows", own, peer, wanted, self._device, timed=timed))
         return found
+
+
+def form_bytes(weight: PackedWeight) -> int:
+    """Returns the bytes of the weight in the form of torch's own product; 0 if there is none."""
+    form = _form_of(weight)
+    return 0 if form is None else form.bytes_of(weight)
 
 
 def _form_of(weight: PackedWeight) -> Form | None:
