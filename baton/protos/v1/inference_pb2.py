@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.protos.v1 import common_pb2 as baton_dot_protos_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62\x61ton/protos/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x1c\x62\x61ton/protos/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"W\n\x0c\x43onversation\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\"\xd3\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x06tokens\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.baton.v1.ConversationH\x00\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\t\n\x01n\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12\x18\n\x10return_token_ids\x18\n \x01(\x08\x12\x1e\n\x16truncate_prompt_tokens\x18\x0b \x01(\x05\x12\x17\n\x0ftruncation_side\x18\x0c \x01(\t\x12\x12\n\nprediction\x18\r \x01(\tB\x08\n\x06prompt\"\x98\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x04 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x05 \x01(\r\"\xac\x01\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x30\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"x\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x10.baton.v1.Choice\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Usage\"u\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x10.baton.v1.Choice\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Usage\"K\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"6\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"/\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\">\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x0e\n\x06parent\x18\x03 \x01(\t\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelCard2\xeb\x02\n\tInference\x12\x41\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse\x12\x46\n\x0eGenerateStream\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateChunk0\x01\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62\x61ton/protos/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x1c\x62\x61ton/protos/v1/common.proto\"j\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12&\n\ntool_calls\x18\x03 \x03(\x0b\x32\x12.baton.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"F\n\x08ToolCall\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x94\x02\n\x0c\x43onversation\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\x1d\n\x05tools\x18\x03 \x03(\x0b\x32\x0e.baton.v1.Tool\x12\x13\n\x0btool_choice\x18\x04 \x01(\t\x12\x15\n\rdemanded_tool\x18\x05 \x01(\t\x12 \n\x13parallel_tool_calls\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\x07 \x01(\t\x12\x1c\n\x14\x63hat_template_kwargs\x18\x08 \x01(\tB\x16\n\x14_parallel_tool_calls\"\xd3\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x06tokens\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.baton.v1.ConversationH\x00\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\t\n\x01n\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12\x18\n\x10return_token_ids\x18\n \x01(\x08\x12\x1e\n\x16truncate_prompt_tokens\x18\x0b \x01(\x05\x12\x17\n\x0ftruncation_side\x18\x0c \x01(\t\x12\x12\n\nprediction\x18\r \x01(\tB\x08\n\x06prompt\"\x98\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x04 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x05 \x01(\r\"\xe7\x01\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x30\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x11\n\treasoning\x18\x07 \x01(\t\x12&\n\ntool_calls\x18\x08 \x03(\x0b\x32\x12.baton.v1.ToolCall\"x\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x10.baton.v1.Choice\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Usage\"u\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x10.baton.v1.Choice\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Usage\"K\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"6\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"/\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\">\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x0e\n\x06parent\x18\x03 \x01(\t\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelCard2\xeb\x02\n\tInference\x12\x41\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse\x12\x46\n\x0eGenerateStream\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateChunk0\x01\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.protos.v1.inference_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHATMESSAGE']._serialized_start=75
-  _globals['_CHATMESSAGE']._serialized_end=119
-  _globals['_TOKENIDS']._serialized_start=121
-  _globals['_TOKENIDS']._serialized_end=144
-  _globals['_CONVERSATION']._serialized_start=146
-  _globals['_CONVERSATION']._serialized_end=233
-  _globals['_GENERATEREQUEST']._serialized_start=236
-  _globals['_GENERATEREQUEST']._serialized_end=575
-  _globals['_USAGE']._serialized_start=578
-  _globals['_USAGE']._serialized_end=730
-  _globals['_CHOICE']._serialized_start=733
-  _globals['_CHOICE']._serialized_end=905
-  _globals['_GENERATERESPONSE']._serialized_start=907
-  _globals['_GENERATERESPONSE']._serialized_end=1027
-  _globals['_GENERATECHUNK']._serialized_start=1029
-  _globals['_GENERATECHUNK']._serialized_end=1146
-  _globals['_TOKENIZEREQUEST']._serialized_start=1148
-  _globals['_TOKENIZEREQUEST']._serialized_end=1223
-  _globals['_TOKENIZERESPONSE']._serialized_start=1225
-  _globals['_TOKENIZERESPONSE']._serialized_end=1279
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1281
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1328
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1330
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1364
-  _globals['_LISTMODELSREQUEST']._serialized_start=1366
-  _globals['_LISTMODELSREQUEST']._serialized_end=1385
-  _globals['_MODELCARD']._serialized_start=1387
-  _globals['_MODELCARD']._serialized_end=1449
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1451
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1508
-  _globals['_INFERENCE']._serialized_start=1511
-  _globals['_INFERENCE']._serialized_end=1874
+  _globals['_CHATMESSAGE']._serialized_end=181
+  _globals['_TOOL']._serialized_start=183
+  _globals['_TOOL']._serialized_end=260
+  _globals['_TOOLCALL']._serialized_start=262
+  _globals['_TOOLCALL']._serialized_end=332
+  _globals['_TOKENIDS']._serialized_start=334
+  _globals['_TOKENIDS']._serialized_end=357
+  _globals['_CONVERSATION']._serialized_start=360
+  _globals['_CONVERSATION']._serialized_end=636
+  _globals['_GENERATEREQUEST']._serialized_start=639
+  _globals['_GENERATEREQUEST']._serialized_end=978
+  _globals['_USAGE']._serialized_start=981
+  _globals['_USAGE']._serialized_end=1133
+  _globals['_CHOICE']._serialized_start=1136
+  _globals['_CHOICE']._serialized_end=1367
+  _globals['_GENERATERESPONSE']._serialized_start=1369
+  _globals['_GENERATERESPONSE']._serialized_end=1489
+  _globals['_GENERATECHUNK']._serialized_start=1491
+  _globals['_GENERATECHUNK']._serialized_end=1608
+  _globals['_TOKENIZEREQUEST']._serialized_start=1610
+  _globals['_TOKENIZEREQUEST']._serialized_end=1685
+  _globals['_TOKENIZERESPONSE']._serialized_start=1687
+  _globals['_TOKENIZERESPONSE']._serialized_end=1741
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1743
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1790
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1792
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1826
+  _globals['_LISTMODELSREQUEST']._serialized_start=1828
+  _globals['_LISTMODELSREQUEST']._serialized_end=1847
+  _globals['_MODELCARD']._serialized_start=1849
+  _globals['_MODELCARD']._serialized_end=1911
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1913
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1970
+  _globals['_INFERENCE']._serialized_start=1973
+  _globals['_INFERENCE']._serialized_end=2336
 # @@protoc_insertion_point(module_scope)

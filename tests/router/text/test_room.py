@@ -85,6 +85,11 @@ async def test_of_the_end_no_more_is_read_than_is_kept(roomy, fake, read, tokeni
         assert answer.status_code == 200, answer.text
         assert sum(read) < 6 * LEAST_LONG
         read.clear()
+    chat = pb.Conversation(messages=[pb.ChatMessage(role="user", content=LONG)])
+    stub = pb_grpc.InferenceStub(roomy.channel)
+    await stub.Generate(pb.GenerateRequest(chat=chat, truncate_prompt_tokens=50))
+    assert sum(read) < 6 * LEAST_LONG
+    assert fake.requests[2].token_ids == fake.requests[1].token_ids
     prompt = list(fake.requests[0].token_ids)
     assert prompt[-49:] == tokenizer.encode(LONG, False)[-49:]
 

@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def grpc_errors(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Ends the call of ``context`` with the right gRPC status if the block raises."""
+    """Ends the call of ``context`` with the right gRPC status if the block raises; AbortError says that it has
+    ended.
+    """
     try:
         yield
     except BatonError as error:
@@ -57,7 +59,10 @@ def rich_status(error: BatonError) -> status_pb2.Status:
 
 async def _abort(context: grpc.aio.ServicerContext, error: BatonError) -> None:
     trailers = ((DETAILS_KEY, rich_status(error).SerializeToString()),)
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailers)
+    try:
+        await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailers)
+    except grpc.aio.InternalError:  # the call is over: its deadline passed a moment ago, or its client left
+        raise grpc.aio.AbortError("the call ended before its error was told") from None
 
 
 def _packed(message: Message) -> AnyMessage:

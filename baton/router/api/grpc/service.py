@@ -9,29 +9,38 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 import grpc
+import msgspec
 from google.protobuf.message import Message
 
-from baton.protos.convert import logprobs_to_pb, sampling_fields
+from baton.protos.convert import sampling_fields
 from baton.protos.errors import InvalidRequest
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
+from baton.router.access.caller import CALLER
 from baton.router.access.headers import clean_request_id, clean_traceparent
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import CHARS_PER_TOKEN, LEAST_DETOKENIZED, GenerationService
 from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
 from baton.router.answer.validate import check_count, check_ids, check_tokenized
 from baton.router.api.body import read_body_of
+from baton.router.api.grpc.conversation import NAMES, conversation_body
 from baton.router.api.grpc.errors import grpc_errors
+from baton.router.api.grpc.metadata import headers_of
+from baton.router.api.grpc.wording import ChoiceWording
+from baton.router.api.large import INLINE_BYTES, offload_if
+from baton.router.api.openai.prepared_call import Headers, chat_generation, timeout_s
 from baton.router.api.openai.shapes import collected
 from baton.router.api.openai.truncation import PromptCut, TruncatedBody, prompt_ids
 from baton.router.request.context import RequestContext
 from baton.router.text.catalog import ModelEntry
+from baton.router.text.chat_reader import AnswerFormat
 from baton.router.text.model import TextModel
 from baton.router.text.room import PromptRoom
 
 Context: TypeAlias = grpc.aio.ServicerContext
-MAX_LISTED, MAX_MESSAGES = 4096, 8192  # entries of one list
-ROLES = ("system", "user", "assistant", "tool")
+Prepared: TypeAlias = tuple[Generation, TextModel, AnswerFormat | None]
+MAX_LISTED = 4096  # entries of one list
+INLINE_MESSAGES = 64  # of a conversation, converted on the loop: some 10 us each
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -43,18 +52,18 @@ class InferenceService(pb_grpc.InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Generates, and returns all choices with the usage once they have ended."""
         async with grpc_errors(context):
-            generation, text = await self._prepared(request, context)
+            generation, text, form = await self._prepared(request, context)
             with open_answer(self._service, generation, text) as answer:
-                return await _whole(request, answer)
+                return await _whole(request, answer, ChoiceWording(form, request.return_token_ids))
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateChunk]:
         """Generates, yielding pieces as they come; the last chunk has the usage."""
         async with grpc_errors(context):
-            generation, text = await self._prepared(request, context)
+            generation, text, form = await self._prepared(request, context)
             with open_answer(self._service, generation, text) as answer:
-                async for chunk in _chunks(request, answer):
+                async for chunk in _chunks(request, answer, ChoiceWording(form, request.return_token_ids)):
                     yield chunk
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -83,40 +92,47 @@ class InferenceService(pb_grpc.InferenceServicer):
             cards = [pb.ModelCard(id=e.name, max_model_len=e.max_model_len, parent=parent_of(e)) for e in entries]
             return pb.ListModelsResponse(models=cards)
 
-    async def _prepared(self, request: pb.GenerateRequest, context: Context) -> tuple[Generation, TextModel]:
+    async def _prepared(self, request: pb.GenerateRequest, context: Context) -> Prepared:
+        named_by_caller(request)
+        prompt, headers = request.WhichOneof("prompt"), headers_of(context)
+        deadline = self._service.deadline(timeout_s(headers))
         entry = await self._service.catalog.resolve(request.model, request.adapter)
-        text = self._service.catalog.text(entry)
-        prompt = request.WhichOneof("prompt")
         if prompt is None:
             raise InvalidRequest("give one of text, tokens and chat", "prompt")
         require_short(request)
         require_short(request.sampling)
         if request.sampling.pooling:
             raise InvalidRequest("pooling is for /v1/embeddings: leave it out", "pooling")
-
+        if prompt == "chat":
+            return await self._conversation(request, headers, entry)
+        text = self._service.catalog.text(entry)
         cut, room = _cut(request, entry), PromptRoom(entry.max_model_len, prompt)
 
         async def prompts() -> list[Sequence[int]]:
-            return [await _prompt_ids(request, text, cut, room)]
+            if prompt == "text":
+                return [await prompt_ids(text, request.text, True, cut, room)]
+            return [await prompt_ids(text, request.tokens.ids, False, cut, room)]
 
-        options = self._options(request, context, prompt)
-        return await self._service.prepare(entry, options, prompts), text
-
-    def _options(self, request: pb.GenerateRequest, context: Context, prompt: str) -> GenerationOptions:
-        metadata = dict(context.invocation_metadata() or ())
-        return GenerationOptions(
+        options = GenerationOptions(
             sampling=sampling_fields(request.sampling),
             n=request.n or 1,
             stops=tuple(request.stop),
             prediction=request.prediction,
             names={"prompt": prompt},
-            continues=prompt != "chat" or request.chat.continue_final_message,
-            context=RequestContext(
-                asked_id=clean_request_id(request.request_id),
-                deadline=self._service.deadline(context.time_remaining()),
-                traceparent=clean_traceparent(str(metadata.get("traceparent", ""))),
-            ),
+            context=RequestContext(deadline=deadline, traceparent=clean_traceparent(headers.get("traceparent"))),
         )
+        return await self._service.prepare(entry, options, prompts), text, None
+
+    async def _conversation(self, request: pb.GenerateRequest, headers: Headers, entry: ModelEntry) -> Prepared:
+        is_large = request.ByteSize() > INLINE_BYTES or len(request.chat.messages) > INLINE_MESSAGES
+        body = await offload_if(is_large, conversation_body, request)
+        return await chat_generation(self._service, headers, body, dict(NAMES), must_bind=True, entry=entry)
+
+
+def named_by_caller(request: pb.GenerateRequest) -> None:
+    """Gives the call the id that ``request`` asks for, if that is well formed; ``explain`` finds it by that."""
+    if asked_id := clean_request_id(request.request_id):
+        CALLER.set(msgspec.structs.replace(CALLER.get(), asked_id=asked_id))
 
 
 def parent_of(entry: ModelEntry) -> str:
@@ -137,43 +153,24 @@ def _cut(request: pb.GenerateRequest, entry: ModelEntry) -> PromptCut | None:
     return body.cut(entry.max_model_len, max(1, request.sampling.max_tokens))
 
 
-async def _prompt_ids(
-    request: pb.GenerateRequest, text: TextModel, cut: PromptCut | None, room: PromptRoom
-) -> Sequence[int]:
-    if room.param == "text":
-        return await prompt_ids(text, request.text, True, cut, room)
-    if room.param == "tokens":
-        return await prompt_ids(text, request.tokens.ids, False, cut, room)
-    check_count("chat.messages", len(request.chat.messages), MAX_MESSAGES)
-    messages = [_message(at, message) for at, message in enumerate(request.chat.messages)]
-    if not messages:
-        raise InvalidRequest("chat.messages is empty: give at least one", "chat.messages")
-    goes_on = request.chat.continue_final_message
-    ids = await text.encode_chat(messages, continues=goes_on, room=room if cut is None else None)
-    return ids if cut is None else cut.of(ids)
-
-
-def _message(at: int, message: pb.ChatMessage) -> dict[str, str]:
-    if message.role not in ROLES:
-        raise InvalidRequest(
-            f"chat.messages[{at}].role is {message.role!r}: give one of {', '.join(ROLES)}", "chat.messages"
-        )
-    return {"role": message.role, "content": message.content}
-
-
-async def _whole(request: pb.GenerateRequest, answer: AnswerStream) -> pb.GenerateResponse:
+async def _whole(request: pb.GenerateRequest, answer: AnswerStream, wording: ChoiceWording) -> pb.GenerateResponse:
     parts: list[list[TextDelta]] = [[] for _ in range(answer.count)]
     async for piece in answer:
         parts[piece.index].append(piece)
+    sampling = answer.generation.samplings[0]
+    is_scored = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    choices = await offload_if(is_scored, lambda: [wording.choice(piece) for piece in collected(parts)])
     return pb.GenerateResponse(
         request_id=_request_id(request, answer),
         model=_entry(answer).name,
-        choices=[_choice(request, piece) for piece in collected(parts)],
+        choices=choices,
         usage=_usage(answer),
     )
 
 
-async def _chunks(request: pb.GenerateRequest, answer: AnswerStream) -> AsyncIterator[pb.GenerateChunk]:
+async def _chunks(
+    request: pb.GenerateRequest, answer: AnswerStream, wording: ChoiceWording
+) -> AsyncIterator[pb.GenerateChunk]:
     """The piece that ends the last choice carries the usage."""
     left = answer.count
     request_id, model = _request_id(request, answer), _entry(answer).name
@@ -182,20 +179,9 @@ async def _chunks(request: pb.GenerateRequest, answer: AnswerStream) -> AsyncIte
         yield pb.GenerateChunk(
             request_id=request_id,
             model=model,
-            choices=[_choice(request, piece)],
+            choices=[wording.choice(piece)],
             usage=None if left else _usage(answer),
         )
-
-
-def _choice(request: pb.GenerateRequest, piece: TextDelta) -> pb.Choice:
-    return pb.Choice(
-        index=piece.index,
-        text=piece.text,
-        token_ids=piece.token_ids if request.return_token_ids else (),
-        logprobs=[logprobs_to_pb(entry) for entry in piece.logprobs],
-        finish_reason=piece.finish_reason,
-        prompt_logprobs=[logprobs_to_pb(entry) for entry in piece.prompt_logprobs or ()],
-    )
 
 
 def _usage(answer: AnswerStream) -> pb.Usage:

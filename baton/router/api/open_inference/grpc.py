@@ -18,10 +18,11 @@ from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer
 from baton.router.answer.validate import check_count
 from baton.router.api.grpc.errors import grpc_errors
+from baton.router.api.grpc.metadata import headers_of
 from baton.router.api.large import MAX_NUMBERS
 from baton.router.api.open_inference import tensors as oip
 from baton.router.api.open_inference.tensors import Tensor, TensorValue
-from baton.router.api.openai.prepared_call import Headers, PreparedCall, full_answer
+from baton.router.api.openai.prepared_call import PreparedCall, full_answer
 from baton.router.api.openai.schemas import CompletionBody
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -108,19 +109,12 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         return _response(request, content)
 
     async def _call(self, request: pb.ModelInferRequest, context: Context, body: CompletionBody) -> PreparedCall:
-        return await oip.call_of(self._service, _headers(context), body, request.model_version)
+        return await oip.call_of(self._service, headers_of(context), body, request.model_version)
 
 
 def _body(request: pb.ModelInferRequest, stream: bool) -> CompletionBody:
     parameters = {name: _parameter(value) for name, value in request.parameters.items()}
     return oip.body_of(request.model_name, _tensors(request), parameters, stream)
-
-
-def _headers(context: Context) -> Headers:
-    """Returns what REST has as headers: metadata, and the call's own deadline."""
-    headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-    remaining = context.time_remaining()
-    return headers if remaining is None else headers | {"x-request-timeout": str(max(remaining, 0.001))}
 
 
 FINAL = "triton_final_response"  # the parameter that marks a request's last response

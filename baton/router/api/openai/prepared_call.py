@@ -33,6 +33,7 @@ from baton.router.api.request_body import ignored_header
 from baton.router.api.sse import OPENAI_EVENTS, EventStream, EventStyle
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary
+from baton.router.text.catalog import ModelEntry
 from baton.router.text.chat_reader import AnswerFormat
 from baton.router.text.model import TextModel
 from baton.router.text.room import PromptRoom
@@ -111,15 +112,21 @@ async def chat_call(service: GenerationService, headers: Headers, body: ChatBody
 
 
 async def chat_generation(
-    service: GenerationService, headers: Headers, body: ChatBody, names: dict[str, str], must_bind: bool = False
+    service: GenerationService,
+    headers: Headers,
+    body: ChatBody,
+    names: dict[str, str],
+    must_bind: bool = False,
+    entry: ModelEntry | None = None,
 ) -> tuple[Generation, TextModel, AnswerFormat]:
     """Validates a chat body; returns the Generation, the text functions for its answers, and how those are parsed.
 
     ``names`` maps our field names to the client's, for errors. ``must_bind`` refuses strict tools whose calls no
-    grammar can bind. Raises as ``chat_call`` does.
+    grammar can bind. ``entry`` is what the body's ``model`` names, looked up if it isn't given. Raises as
+    ``chat_call`` does.
     """
     deadline = service.deadline(timeout_s(headers))
-    entry = await service.catalog.resolve(body.model or "")
+    entry = await service.catalog.resolve(body.model or "") if entry is None else entry
     text = service.catalog.text(entry)
     effort = names.get("reasoning_effort", "reasoning_effort")
     is_large = bool(body.tools) or size_of(body.messages) > INLINE_BYTES
