@@ -26,6 +26,7 @@ from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, ListPage
 from baton.cluster.batch_scripts import ADD, ANSWER, CLAIM, CLOSE, DROP, RELEASE, RENEW, UPDATE
 from baton.cluster.store.room import ANSWERS, COPIES, UPLOADS, RedisMemory
 from baton.protos.errors import InvalidRequest, StorageFull, Unavailable
+from baton.protos.json import Json
 
 KEPT_S = 7 * 86_400  # seconds that files and jobs are kept by default: a week
 JOB_BYTES = 4096  # of a job's state, about
@@ -151,7 +152,9 @@ class BatchStore:
         self._room.wrote(len(told))
 
     async def job(self, job_id: str) -> BatchJob | None:
-        """Returns a job with its current counts of answered lines; None if there is none."""
+        """Returns a job with its current counts of answered lines, "cancelling" if it is to be cancelled; None if
+        there is none.
+        """
         if ":" in job_id:
             return None
         async with _reached():
@@ -169,15 +172,21 @@ class BatchStore:
         return await self._counted([msgspec.json.decode(job, type=BatchJob) for job in found if job]), more
 
     async def _counted(self, jobs: list[BatchJob]) -> list[BatchJob]:
-        """Returns the jobs with their current numbers of answers and errors; an ended job has its own."""
+        """Returns the jobs with their current numbers of answers and errors, and as "cancelling" where
+        that was asked for; an ended job has its own.
+        """
         running = [job for job in jobs if not job.ended]
         async with _reached():
             pipe = self._redis.pipeline(transaction=False)
             for job in running:
                 pipe.hlen(f"{self._jobs}{job.id}:output")
                 pipe.hlen(f"{self._jobs}{job.id}:errors")
+                pipe.exists(self._cancel(job.id))
             counts = iter(await pipe.execute() if running else [])
-        now = {job.id: {"completed": next(counts), "failed": next(counts)} for job in running}
+        now: dict[str, Json] = {}
+        for job in running:
+            now[job.id] = {"completed": next(counts), "failed": next(counts)}
+            now[job.id] |= {"status": "cancelling"} if next(counts) else {}
         return [msgspec.structs.replace(job, **now.get(job.id, {})) for job in jobs]
 
     async def forget_job(self, job_id: str) -> None:
@@ -194,12 +203,15 @@ class BatchStore:
     async def request_cancel(self, job_id: str) -> None:
         """Asks whichever router works on the job to end it."""
         async with _reached():
-            await self._redis.set(f"{self._jobs}{job_id}:cancel", b"1", ex=self._kept_s)
+            await self._redis.set(self._cancel(job_id), b"1", ex=self._kept_s)
 
     async def is_cancel_requested(self, job_id: str) -> bool:
         """Returns whether ``request_cancel`` was called for the job."""
         async with _reached():
-            return bool(await self._redis.exists(f"{self._jobs}{job_id}:cancel"))
+            return bool(await self._redis.exists(self._cancel(job_id)))
+
+    def _cancel(self, job_id: str) -> str:
+        return f"{self._jobs}{job_id}:cancel"
 
     # ---- answers -----------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ ROOM_EVERY_S = 0.05  # seconds between two looks whether nobody waits
 RETRY_S = 0.5  # seconds before the store is asked again
 LINE_BYTES = 64 << 10  # of an answer that isn't there yet
 AT_ONCE = 8  # lines that are answered at once, and lines of a job that are under way
+GRACE_S = 5.0  # seconds in which lines that are under way may end, so that they are kept, when a job is cancelled
 TRIES = 6  # attempts at a line whose error may pass
 FIRST_PAUSE_S = 1.0  # seconds between the first two of them at least; it doubles: workers come back within 20 s
 MOST_PAUSE_S = 10.0  # seconds between two attempts at a line, at most
@@ -197,6 +198,7 @@ class BatchLane:
         asked: list[asyncio.Task[None]] = []
         refused: Json | None = None
         async with asyncio.TaskGroup() as scope:
+            watching = scope.create_task(self._end_if_cancelled(job, asked))
             for number, line in enumerate(lines):
                 if number in answered:
                     continue
@@ -214,7 +216,18 @@ class BatchLane:
                 asked.append(scope.create_task(self._line(job, held, key, number, line, place)))
                 asked[-1].add_done_callback(lambda _, place=place: place.free())  # type: ignore[misc]
             await settled(asked)
+            watching.cancel()
         return refused
+
+    async def _end_if_cancelled(self, job: BatchJob, asked: list[asyncio.Task[None]]) -> None:
+        """Ends the lines under way, ``asked``, once the job has been to be cancelled for GRACE_S."""
+        while not await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
+            heed_cancel()
+            await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(GRACE_S)
+        while True:  # one may have been begun meanwhile
+            await _ended(asked)
+            await asyncio.sleep(ROOM_EVERY_S)
 
     async def _answered_before(self, job: BatchJob, held: _ClaimState) -> set[int]:
         """Lines that have their answers, by whichever router; ``held`` is told how much they are."""

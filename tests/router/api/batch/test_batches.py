@@ -197,6 +197,24 @@ async def test_a_cancelled_batch_keeps_what_it_had(bench, fake) -> None:
     assert 0 < done.request_counts.completed < 60
 
 
+async def test_lines_under_way_of_a_cancelled_batch_end_within_a_grace(bench, fake, monkeypatch) -> None:
+    monkeypatch.setattr(batch_lane, "GRACE_S", 0.1)
+    fake.first_token.clear()  # their answers never begin
+    batch = await bench.submit(*[CHAT] * 12)
+    async with bench.lane().running():
+        while len(fake.requests) < batch_lane.AT_ONCE:
+            await asyncio.sleep(0.01)
+        await bench.openai.batches.cancel(batch.id)
+        assert (await bench.openai.batches.retrieve(batch.id)).status == "cancelling"
+        async with asyncio.timeout(20):
+            done = await bench.ended(batch.id)
+        assert (done.status, done.request_counts.completed, done.output_file_id) == ("cancelled", 0, None)
+        assert len(fake.requests) == batch_lane.AT_ONCE
+        assert not fake.running
+        fake.first_token.set()
+        assert (await bench.ended((await bench.submit(CHAT)).id)).status == "completed"
+
+
 async def test_what_may_pass_is_tried_again(bench, fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", 0.01)
     opened, full = fake.open, [Overloaded("full", retry_after_s=0.01)] * 2
