@@ -24,6 +24,7 @@ from baton.router.api.open_inference import tensors as oip
 from baton.router.api.open_inference.tensors import Tensor, TensorValue
 from baton.router.api.openai.prepared_call import PreparedCall, full_answer
 from baton.router.api.openai.schemas import CompletionBody
+from baton.router.api.openai.shapes import usage_json
 
 Context: TypeAlias = grpc.aio.ServicerContext
 _CONTENTS = {
@@ -98,8 +99,11 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
             async for piece in answer:
                 left -= bool(piece.finish_reason)
                 for chunk in call.shape.chunks(piece):
-                    response = _response(request, chunk)
+                    usage = {} if left else {"usage": usage_json(answer.usage())}
+                    response = _response(request, chunk | usage)
                     response.parameters[FINAL].bool_param = not left
+                    if answer.count > 1:
+                        response.parameters[INDEX].int64_param = piece.index
                     yield response
 
     async def _whole(
@@ -117,6 +121,7 @@ def _body(request: pb.ModelInferRequest, stream: bool) -> CompletionBody:
     return oip.body_of(request.model_name, _tensors(request), parameters, stream)
 
 
+INDEX = "index"  # the parameter that says which of several answers a piece is of
 FINAL = "triton_final_response"  # the parameter that marks a request's last response
 MAX_INPUTS = 64  # tensors of one request
 

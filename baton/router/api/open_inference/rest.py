@@ -235,7 +235,8 @@ async def _generate(service: GenerationService, request: Request, stream: bool) 
         request.path_params.get("version", ""),
     )
     if stream:
-        styled = msgspec.structs.replace(call, style=_GENERATED)
+        several = len(call.generation.prompts) * call.generation.options.n > 1
+        styled = msgspec.structs.replace(call, style=_GENERATED_SEVERAL if several else _GENERATED)
         return await until_disconnect(request.receive, respond(service, styled))
     content, _ = await until_disconnect(request.receive, full_answer(service, call))
     return json_response(_generated(content))
@@ -250,11 +251,18 @@ def _generated(completion: Json) -> Json:
     return {"model_name": completion["model"], "model_version": oip.VERSION, "text_output": text}
 
 
-_GENERATED = EventStyle(
-    lambda chunk: event_bytes(_generated(chunk)),
-    lambda error: {"error": error.message if isinstance(error, BatonError) else "the server had an error"},
-    b"",
-)
+def _of_several(chunk: Json) -> Json:
+    """A chunk that says which of several answers it is of."""
+    told = _generated(chunk)
+    return told if "error" in told else told | {"index": chunk["choices"][0]["index"]}
+
+
+def _failed(error: BaseException) -> Json:
+    return {"error": error.message if isinstance(error, BatonError) else "the server had an error"}
+
+
+_GENERATED = EventStyle(lambda chunk: event_bytes(_generated(chunk)), _failed, b"")
+_GENERATED_SEVERAL = EventStyle(lambda chunk: event_bytes(_of_several(chunk)), _failed, b"")
 
 
 async def _metadata(service: GenerationService, request: Request) -> Response:

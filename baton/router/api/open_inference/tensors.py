@@ -35,6 +35,7 @@ DTYPES = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1", "UINT16": "<u2",
     "UINT32": "<u4", "UINT64": "<u8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
+UNTOLD = ("logprobs", "prompt_logprobs", "return_token_ids")  # fields that ask for what no output has
 NOT_OURS = frozenset({"prompt", "stream", "stream_options", "model", "priority"})  # the protocol has its own
 
 
@@ -123,9 +124,12 @@ def completion_fields(parameters: Mapping[str, object]) -> Json:
 async def call_of(service: GenerationService, headers: Headers, body: CompletionBody, version: str) -> PreparedCall:
     """Returns the validated call of a completion body.
 
-    Raises InvalidRequest, and ModelNotFound for a model or version.
+    Raises InvalidRequest, also for what no output tells, and ModelNotFound for a model or version.
     """
     require_version(version)
+    for name in UNTOLD:
+        if (asked := getattr(body, name)) is not None and asked is not False:
+            raise InvalidRequest(f"{name}: no output of this protocol tells them; use /v1/completions", name)
     return await completion_call(service, headers, body)
 
 

@@ -180,3 +180,35 @@ def test_any_raw_bytes_are_read_or_refused(datatype, raw) -> None:
 def test_a_raw_value_that_claims_too_much_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="middle"):
         unpacked("x", "BYTES", struct.pack("<I", 2**32 - 1) + b"abc")
+
+
+async def test_pieces_of_several_answers_say_which_they_are_of_and_the_last_has_the_counts(router) -> None:
+    stub = pb_grpc.GRPCInferenceServiceStub(router.channel)
+    request = infer_request(stream=True)
+    request.parameters["n"].int64_param = 2
+    found = [each.infer_response async for each in stub.ModelStreamInfer(iter([request]))]
+    told = {0: b"", 1: b""}
+    for each in found:
+        [text] = unpacked("text_output", "BYTES", each.raw_output_contents[0])
+        told[each.parameters["index"].int64_param] += text
+    assert told == {0: SAID.encode(), 1: SAID.encode()}
+    assert [output.name for output in found[-1].outputs][2:] == ["num_input_tokens", "num_output_tokens"]
+    assert unpacked("n", "UINT32", found[-1].raw_output_contents[3]) == [10]
+
+    body = {"text_input": "x", "parameters": {"n": 2, "max_tokens": 5, "temperature": 0}}
+    stream = await router.http.post("/v2/models/tiny/generate_stream", json=body)
+    texts = {0: "", 1: ""}
+    for line in filter(None, stream.text.splitlines()):
+        piece = json.loads(line[6:])
+        texts[piece["index"]] += piece["text_output"]
+    assert texts == {0: SAID, 1: SAID}
+
+
+@pytest.mark.parametrize(("name", "value"), [("logprobs", 0), ("prompt_logprobs", 1), ("return_token_ids", True)])
+async def test_what_no_output_tells_is_refused_by_name(router, name: str, value: object) -> None:
+    for path in ("generate", "generate_stream"):
+        body = {"text_input": "x", "parameters": {name: value}}
+        answer = await router.http.post(f"/v2/models/tiny/{path}", json=body)
+        assert (answer.status_code, name in answer.json()["error"]) == (400, True)
+    off = {"text_input": "x", "parameters": {name: False if value is True else None, "max_tokens": 1}}
+    assert (await router.http.post("/v2/models/tiny/generate", json=off)).status_code == 200
