@@ -18,6 +18,7 @@ from baton.planner.plan import Plan
 from baton.protos.errors import ConfigError
 
 LEAST = 2  # workers a ratio needs
+MOST = 4096  # workers whose ratios are swept, because each is simulated
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -132,6 +133,10 @@ def spend(
             tried.append(
                 WidthOutcome(profile, workers, reason=f"the budget buys {workers}, and a ratio needs {LEAST}")
             )
+            continue
+        if workers > MOST:
+            reason = f"the budget buys {workers}, and ratios of at most {MOST} workers are swept"
+            tried.append(WidthOutcome(profile, workers, reason=reason))
             continue
         found = planned(costs, workers)
         score = found.chosen.score

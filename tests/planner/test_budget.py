@@ -81,6 +81,14 @@ def test_where_no_width_can_be_bought_every_reason_is_said() -> None:
         spend(Budget(accelerators=8), of_widths(PROFILE, [1, 8]), planned, hypothetical=True)
 
 
+def test_more_workers_than_can_be_swept_are_refused_before_any_is_simulated() -> None:
+    def none(costs: WorkerCosts, workers: int) -> Plan:
+        raise AssertionError("it simulates")
+
+    with pytest.raises(ConfigError, match="buys 1000000000, and ratios of at most 4096 workers are swept"):
+        spend(Budget(workers=10**9), [EIGHT_B], none, hypothetical=True)
+
+
 def test_a_width_that_the_engine_cannot_run_is_refused_by_name_and_never_the_answer() -> None:
     found, tried = spend(Budget(accelerators=4), of_widths(EIGHT_B, [1, 2]), planned)
     assert found.chosen.name == tried[0].ratio
