@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
 from baton.router.api.openai.breakpoints import Marks, mark_of
+from baton.router.api.openai.messages import THOUGHTS, of_current_turn
 
 ROLES = ("user", "assistant", "system")
-UNSEEN = frozenset({"thinking", "redacted_thinking"})  # thoughts of earlier turns are not shown to a model again
+THINKING, REDACTED = "thinking", "redacted_thinking"  # types of blocks; the second is nobody's text
 ERROR_MARK = "Error: "  # what the result of a tool that failed begins with, because templates have no field for it
 
 
@@ -21,7 +22,8 @@ def chat_messages(system: str | list[Json] | None, messages: list[Json]) -> list
     """Returns a conversation as chat messages, the system's first.
 
     Text blocks of the system or of a user's message are joined by newlines; those of an assistant's message are
-    joined as they are. A ``cache_control`` on a block is kept on its message. Raises InvalidRequest naming the
+    joined as they are. A ``cache_control`` on a block is kept on its message, and so are thoughts of the current
+    turn. Raises InvalidRequest naming the
     block at fault.
     """
     said: list[Json] = []
@@ -29,7 +31,7 @@ def chat_messages(system: str | list[Json] | None, messages: list[Json]) -> list
         said.append(_message("system", _texts(system, "system"), "\n", _marks(system, "\n")))
     for at, message in enumerate(messages):
         said.extend(_converted(message, f"messages[{at}]"))
-    return said
+    return of_current_turn(said)
 
 
 def _converted(message: Json, param: str) -> Iterator[Json]:
@@ -68,12 +70,16 @@ def _of_user(content: object, param: str) -> Iterator[Json]:
 def _of_assistant(content: object, param: str) -> Json:
     texts: list[str] = []
     calls: list[Json] = []
+    thoughts = ""
     for where, block in _blocks(content, param):
         if block["type"] == "tool_use":
             calls.append(_call(block, where))
-        elif block["type"] not in UNSEEN:
+        elif block["type"] == THINKING:
+            thoughts += block[THINKING] if isinstance(block.get(THINKING), str) else ""
+        elif block["type"] != REDACTED:
             texts.append(_text(block, where))
     said = _message("assistant", texts, "", _marks(content, ""))
+    said |= {THOUGHTS: thoughts} if thoughts else {}
     return said | {"tool_calls": calls} if calls else said
 
 

@@ -53,6 +53,20 @@ def _own_marks(message: Json) -> list[Json]:
     return [] if given is None else [mark_of(given)]
 
 
+THOUGHTS = "reasoning_content"  # a message's key, as chat templates have it
+
+
+def of_current_turn(messages: list[Json]) -> list[Json]:
+    """Returns messages without the thoughts of earlier turns: those before the last message of the user.
+
+    The thoughts between the calls of the current turn stay, because the model goes on with them.
+    """
+    last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    for message in messages[: last + 1]:
+        message.pop(THOUGHTS, None)
+    return messages
+
+
 def size_of(messages: Sequence[ConversationMessage]) -> int:
     """Returns an estimate of the cost of rendering messages, in characters: their content and their calls'
     arguments, plus PER_MESSAGE for each message and call.

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
 from baton.router.api.body import Body, read_body_of
+from baton.router.api.openai.messages import THOUGHTS, of_current_turn
 from baton.router.api.openai.schemas import ChatBody, SamplingBody, StreamOptions
 from baton.router.api.openai.tools import FlatFunction, Name, unheld
 from baton.router.api.request_body import RequestBody
@@ -151,9 +152,10 @@ class ResponsesBody(SamplingBody):
             return [*messages, {"role": "user", "content": self.input}]
         for at, item in enumerate(self.input):
             _add_item(messages, item, f"input[{at}]")
+        messages = [message for message in messages if set(message) != _THOUGHT]
         if not messages:
             raise InvalidRequest("input is empty: give at least one message", "input")
-        return messages
+        return of_current_turn(messages)
 
 
 def _add_item(messages: list[Json], item: Json, param: str) -> None:
@@ -164,7 +166,8 @@ def _add_item(messages: list[Json], item: Json, param: str) -> None:
             raise InvalidRequest(
                 f"{param}.role is {role!r}: give user, assistant, system or developer", f"{param}.role"
             )
-        messages.append({"role": role, "content": _text(item.get("content"), f"{param}.content")})
+        thought = messages.pop() if role == "assistant" and _is_thought(messages) else {}
+        messages.append({**thought, "role": role, "content": _text(item.get("content"), f"{param}.content")})
     elif kind == "function_call":
         call = {
             "id": _string(item, "call_id", param),
@@ -172,14 +175,33 @@ def _add_item(messages: list[Json], item: Json, param: str) -> None:
             "function": {"name": _string(item, "name", param), "arguments": _string(item, "arguments", param)},
         }
         if not (messages and messages[-1]["role"] == "assistant"):
-            messages.append({"role": "assistant", "content": ""})
+            messages.append({"role": "assistant"})
+        messages[-1].setdefault("content", "")
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         output = _text(item.get("output"), f"{param}.output")
         messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", param), "content": output})
-    elif kind != "reasoning":  # thoughts of earlier turns are not shown to a model again
+    elif kind == "reasoning":
+        if thought := _thought(item):
+            before = messages.pop()[THOUGHTS] if _is_thought(messages) else ""
+            messages.append({"role": "assistant", THOUGHTS: before + thought})
+    else:
         text = f"{param}.type is {kind!r}: give message, function_call, function_call_output or reasoning"
         raise InvalidRequest(text, f"{param}.type")
+
+
+_THOUGHT = {"role", THOUGHTS}  # keys of a thought that no call or text has followed yet
+
+
+def _is_thought(messages: list[Json]) -> bool:
+    return bool(messages) and set(messages[-1]) == _THOUGHT
+
+
+def _thought(item: Json) -> str:
+    """Returns the text of a reasoning item; its summary is no thought."""
+    parts = item.get("content")
+    texts = (part.get("text") for part in parts if isinstance(part, dict)) if isinstance(parts, list) else ()
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _string(item: Json, key: str, param: str) -> str:

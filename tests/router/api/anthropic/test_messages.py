@@ -10,6 +10,7 @@ from baton.protos.errors import WorkerLost
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key
 from baton.router.answer import validate
+from baton.router.api.anthropic.conversation import chat_messages
 from tests.router.conftest import EOS, SAID
 
 TURN = {"role": "user", "content": "Hello"}
@@ -148,6 +149,29 @@ async def test_earlier_turns_keep_their_order_and_thoughts_are_not_shown_again(r
         "<|begin|><|user|>Weather?<|end|><|assistant|>Look:<|end|><|tool|>fine<|end|>"
         "<|tool|>Error: no such day<|end|><|user|>So?<|end|><|assistant|>"
     )
+
+
+def test_the_thoughts_between_the_current_turns_calls_reach_the_template() -> None:
+    def thought(said: object, call: str) -> dict:
+        use = {"type": "tool_use", "id": call, "name": "weather", "input": {}}
+        return {"role": "assistant", "content": [{"type": "thinking", "thinking": said, "signature": ""}, use]}
+
+    def result(call: str, *more: dict) -> dict:
+        told = {"type": "tool_result", "tool_use_id": call, "content": "fine"}
+        return {"role": "user", "content": [told, *more]}
+
+    asked = {"type": "text", "text": "And now?"}
+    turns = [
+        TURN,
+        thought("a", "1"),
+        result("1", asked),
+        thought("b", "2"),
+        result("2"),
+        thought(7, "3"),
+        result("3"),
+    ]
+    told = [message.get("reasoning_content") for message in chat_messages(None, turns)]
+    assert told == [None, None, None, None, "b", None, None, None]
 
 
 async def test_an_assistants_message_at_the_end_is_continued(router, prompted) -> None:

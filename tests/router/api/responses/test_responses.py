@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from baton.protos.errors import WorkerLost
+from baton.router.api.responses.schemas import ResponsesBody
 from tests.router.conftest import EOS, SAID
 
 ASK = {"model": "tiny", "input": "Hello", "temperature": 0}
@@ -109,6 +110,34 @@ async def test_what_cannot_be_done_is_a_400_that_names_it(router, fields, param)
     with pytest.raises(openai.BadRequestError) as bad:
         await router.openai.responses.create(**ASK | {"extra_body": fields})
     assert bad.value.param == param
+
+
+def test_the_thoughts_between_the_current_turns_calls_reach_the_template() -> None:
+    def thought(text: str) -> dict:
+        return {
+            "type": "reasoning",
+            "id": "rs",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": text}],
+        }
+
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "fine"}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]}
+    user = {"role": "user", "content": "x"}
+    items = [user, thought("old"), call, output, thought("past"), said, user]
+    items += [thought("a"), thought("b"), call, call, output, output, thought("c"), said, thought("alone")]
+    messages = ResponsesBody.model_validate({"input": items}).chat().messages
+    told = [(m.role, len(m.tool_calls or ()), (m.model_extra or {}).get("reasoning_content")) for m in messages]
+    earlier = [
+        ("user", 0, None),
+        ("assistant", 1, None),
+        ("tool", 0, None),
+        ("assistant", 0, None),
+        ("user", 0, None),
+    ]
+    turn = [("assistant", 2, "ab"), ("tool", 0, None), ("tool", 0, None), ("assistant", 0, "c")]
+    assert told == earlier + turn
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_an_event(router, fake) -> None:
