@@ -63,6 +63,12 @@ async def rich(start_router, fake, rich_dir, tokenizer):
         yield Seeing(clients, fake)
 
 
+async def test_documents_count_towards_what_one_call_tokenizes(rich) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "documents": [{"text": "d" * 1_100_000}]}
+    answer = await rich.clients.http.post("/tokenize", json=body, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "documents")
+
+
 ASKED = ("sampling", "model_id", "token_ids", "n", "prediction")
 OF_CONTEXT = ("adapter_id", "tenant_salt", "priority", "session", "retained")
 

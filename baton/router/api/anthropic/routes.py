@@ -70,11 +70,11 @@ async def _counted(service: GenerationService, body: CountTokensBody, body_bytes
     entry = await service.catalog.resolve(chat.model or "")
     text, size = service.catalog.text(entry), size_of(chat.messages)
     check_tokenized(size, entry.max_model_len, "messages")
-    if chat.tools:
+    if chat.heavy_field:
         size = max(size, body_bytes)
-        check_tokenized(size, entry.max_model_len, "tools")
+        check_tokenized(size, entry.max_model_len, chat.heavy_field)
     await service.quotas.charge_tokenizer(entry, size // CHARS_PER_TOKEN)
-    is_large = bool(chat.tools) or size > INLINE_BYTES
+    is_large = bool(chat.heavy_field) or size > INLINE_BYTES
     rendered = await offload_if(is_large, chat.render, text, chat.messages, NAMES["reasoning_effort"])
     ids = await text.encode(rendered, add_special_tokens=False)
     return json_response({"input_tokens": len(ids)}, headers=ignored_header(body))

@@ -24,6 +24,7 @@ RESERVED = frozenset(
 THINKING = ("enable_thinking", "thinking")
 # The effort that OpenAI takes where none is given: many clients always send it, and ask for nothing by it.
 USUAL = "medium"
+LONG_SWITCH = 1024  # characters of a template's switch that are more than a word
 
 
 class ConversationBody(ToolsBody):
@@ -48,6 +49,17 @@ class ConversationBody(ToolsBody):
             param = f"chat_template_kwargs.{name}"
             raise InvalidRequest(f"{param} is not a switch of the template: give {name} beside it", param)
         return self
+
+    @property
+    def heavy_field(self) -> str:
+        """Returns the name of a field beside the messages that may take long to render; "" if there is none."""
+        switches = (self.chat_template_kwargs or {}).values()
+        found = {
+            "tools": self.tools,
+            "documents": self.documents,
+            "chat_template_kwargs": any(map(_long, switches)),
+        }
+        return next((name for name, given in found.items() if given), "")
 
     def render(
         self, text: TextModel, messages: Sequence[ConversationMessage], effort_param: str = "reasoning_effort"
@@ -87,3 +99,7 @@ class ConversationBody(ToolsBody):
             return given
         how = "knows thinking on and off only: give none, or leave it out" if thinks else "has none: leave it out"
         raise InvalidRequest(f"{effort_param} is {effort!r}: this model's chat template {how}", effort_param)
+
+
+def _long(switch: object) -> bool:
+    return isinstance(switch, dict | list) or (isinstance(switch, str) and len(switch) > LONG_SWITCH)

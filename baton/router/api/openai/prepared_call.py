@@ -129,7 +129,7 @@ async def chat_generation(
     entry = await service.catalog.resolve(body.model or "") if entry is None else entry
     text = service.catalog.text(entry)
     effort = names.get("reasoning_effort", "reasoning_effort")
-    is_large = bool(body.tools) or size_of(body.messages) > INLINE_BYTES
+    is_large = bool(body.heavy_field) or size_of(body.messages) > INLINE_BYTES
     async with service.within(deadline):
         rendered = await offload_if(is_large, body.render, text, body.messages, effort)
     cut = body.cut(entry.max_model_len, body.answer_tokens)

@@ -71,7 +71,8 @@ class PrefixBody(ConversationBody):
             return await text.encode(self.prompt, self.add_special_tokens is not False, room)
         messages = self.messages or []
         opened = self.model_copy(update={"add_generation_prompt": bool(self.add_generation_prompt)})
-        rendered = await offload_if(size_of(messages) > INLINE_BYTES, opened.render, text, messages)
+        is_large = bool(opened.heavy_field) or size_of(messages) > INLINE_BYTES
+        rendered = await offload_if(is_large, opened.render, text, messages)
         return await text.encode(rendered, bool(self.add_special_tokens), room)
 
 

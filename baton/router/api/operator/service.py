@@ -106,9 +106,9 @@ async def _tokenize(service: GenerationService, body: TokenizeBody, body_bytes: 
     text = service.catalog.text(entry)
     size = size_of(body.messages) if body.messages else len(body.prompt or "")
     check_tokenized(size, entry.max_model_len, "prompt")
-    if body.tools:
+    if body.heavy_field:
         size = max(size, body_bytes)
-        check_tokenized(size, entry.max_model_len, "tools")
+        check_tokenized(size, entry.max_model_len, body.heavy_field)
     await service.quotas.charge_tokenizer(entry, size // CHARS_PER_TOKEN)
     if body.messages:
         rendered = await offload_if(size > INLINE_BYTES, body.render, text, body.messages)
