@@ -182,9 +182,9 @@ def _add_item(messages: list[Json], item: Json, param: str) -> None:
         output = _text(item.get("output"), f"{param}.output")
         messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", param), "content": output})
     elif kind == "reasoning":
-        if thought := _thought(item):
+        if said := _thought(item):
             before = messages.pop()[THOUGHTS] if _is_thought(messages) else ""
-            messages.append({"role": "assistant", THOUGHTS: before + thought})
+            messages.append({"role": "assistant", THOUGHTS: before + said})
     else:
         text = f"{param}.type is {kind!r}: give message, function_call, function_call_output or reasoning"
         raise InvalidRequest(text, f"{param}.type")
