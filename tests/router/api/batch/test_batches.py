@@ -209,8 +209,7 @@ async def test_lines_under_way_of_a_cancelled_batch_end_within_a_grace(bench, fa
         async with asyncio.timeout(20):
             done = await bench.ended(batch.id)
         assert (done.status, done.request_counts.completed, done.output_file_id) == ("cancelled", 0, None)
-        assert len(fake.requests) == batch_lane.AT_ONCE
-        assert not fake.running
+        assert (len(fake.requests), fake.running) == (batch_lane.AT_ONCE, set())
         fake.first_token.set()
         assert (await bench.ended((await bench.submit(CHAT)).id)).status == "completed"
 
