@@ -7,11 +7,13 @@ theirs.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
 
 import torch
 
 from baton.kernels.abi import build, native
+from baton.kernels.paged_attention.native import attend
 from tests.kernels import attention_suite, linear_suite, moe_suite
 
 ON = "amx" if "amx" in native.able() else build.EMULATED  # what the suite runs on
@@ -64,6 +66,23 @@ def prompts_are_the_oracles(library: ctypes.CDLL) -> None:
     tiles_are_given_back(library)
 
 
+def few_rows_have_the_bits_of_tiles(library: ctypes.CDLL) -> None:
+    """Rows that are too few for tiles get the bits that they have within a chunk; of subnormal numbers, too, which
+    tiles take for zeros.
+    """
+    for shape in ((6, 2, 24), (4, 4, 64), (8, 2, 80)):
+        case = attention_suite.Case(5, "bfloat16", shape, [(0, 300)])
+        case.write(library)
+        pages, stored = case.items[0][0], case.kv.memory.view(torch.bfloat16).float()
+        for by in (1.0, 2.0**-124):
+            kv = dataclasses.replace(case.kv, memory=(stored * by).bfloat16().view(torch.uint8))
+            whole = attend(library, case.q / by, kv, case.items)
+            assert bool(whole.isfinite().all())
+            for at in (0, 1, 31, 32, 255, 256, 299):
+                alone = attend(library, case.q[at : at + 1] / by, kv, [(pages, at, 1)])
+                assert torch.equal(alone[0], whole[at]), (shape, by, at)
+
+
 def experts_are_the_oracles(library: ctypes.CDLL) -> None:
     """bf16 experts, whose sizes are whole tiles or not; a row's bits are its own."""
     for shape in (*moe_suite.SHAPES[1:4], (90, 72, 40, 3, 2)):
@@ -75,4 +94,4 @@ def experts_are_the_oracles(library: ctypes.CDLL) -> None:
 
 EXPERTS: tuple[Check, ...] = (experts_are_the_oracles,)
 LINEAR: tuple[Check, ...] = (layers_are_the_oracles, rows_are_their_own, linear_suite.bad_rows_stay_alone)
-ATTENTION: tuple[Check, ...] = (prompts_are_the_oracles,)
+ATTENTION: tuple[Check, ...] = (few_rows_have_the_bits_of_tiles, prompts_are_the_oracles)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from baton.kernels.abi import build, native, tiles
+from baton.kernels.paged_attention.native import attend
 from tests.kernels import amx_suite as suite
-from tests.kernels import head_suite, linear_suite
+from tests.kernels import attention_suite, head_suite, linear_suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant, sound
 from tests.kernels.thorough import first_now
@@ -68,6 +69,31 @@ def test_tiles_multiply_where_they_are_meant_to(linear: ctypes.CDLL, form: str, 
     assert (suite.products(linear) > before) == tiled
 
 
+@pytest.mark.skipif(suite.ON == "amx", reason="real tiles count nothing")
+@pytest.mark.parametrize(("heads", "queries", "tiled"), [(4, 1, False), (8, 1, False), (10, 1, True), (4, 3, True)])
+def test_attention_beside_bf16_goes_by_tiles_from_five_rows_on(
+    attention: ctypes.CDLL, heads: int, queries: int, tiled: bool
+) -> None:
+    case = attention_suite.Case(0, "bfloat16", (heads, 2, 24), [(40, queries)])
+    case.write(attention)
+    before = suite.products(attention)
+    attend(attention, case.q, case.kv, case.items)
+    assert (suite.products(attention) > before) == tiled
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(suite.ON != "amx", reason="this CPU has no tiles")
+@pytest.mark.parametrize("by", [1.0, 2.0**-63, 2.0**-126])
+def test_real_tiles_add_as_emulated_ones_do(by: float) -> None:
+    """Sums of pairs, also where products, sums or the numbers themselves are below 2^-126."""
+    weight = linear_suite.FORMS["bf16"](torch.randn(70, 2100) * by)
+    x = (torch.randn(37, 2100) * min(1.0, 2.0**-126 / by * 4)).bfloat16()
+    real, emulated = (
+        linear_suite.guarded(mutant("NONE", ["linear"], isa), x, weight, None) for isa in ("amx", build.EMULATED)
+    )
+    assert torch.equal(real, emulated)
+
+
 @pytest.mark.parametrize(
     "bug", first_now(["AMX_RELEASE", "AMX_TAIL", "AMX_START", "AMX_CHUNK", "LINEAR_GROUP", "LINEAR_GUARD"], 0)
 )
@@ -76,7 +102,10 @@ def test_a_planted_bug_in_layers_is_caught(bug: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bug", first_now(["AMX_RELEASE", "AMX_LOW", "WEIGHTS", "LAST_PAGE", "CAUSAL", "SCALE", "MERGE"], 0)
+    "bug",
+    first_now(
+        ["AMX_RELEASE", "AMX_FEW", "AMX_FLUSH", "AMX_LOW", "WEIGHTS", "LAST_PAGE", "CAUSAL", "SCALE", "MERGE"], 0
+    ),
 )
 def test_a_planted_bug_in_attention_is_caught(bug: str) -> None:
     assert is_caught(mutant(bug, ATTENTION, suite.ON), suite.ATTENTION)

@@ -78,7 +78,7 @@ inline void soften_to_pairs(const Call& c, float* scores, int key, int from, int
 
 }  // namespace
 }  // namespace baton
-#include "amx/values.h"
+#include "amx/few_values.h"
 namespace baton {
 namespace {
 
@@ -181,6 +181,7 @@ void attend_split(const Call& c, Rows& r, int key) {
 #if BATON_AMX
   if constexpr (in_parts<T>())
     if (tiles) return values_in_tiles<T>(c, r, key, begin, stop, from, to);
+  if constexpr (T == KV_BF16) return values_of_few(c, r, key, begin, stop, from, to);
 #endif
 #if BATON_AVX512
   if constexpr (T == KV_INT8) return values_in_words(c, r, key, begin, stop, from, to);

@@ -105,11 +105,28 @@ void near_tile(const Call& c, Rows& r, int h, int first, int column, int begin, 
 }
 #endif
 
+#if BATON_AMX
+// As score_tile, for rows that are_few.
+inline void few_tile(const Call& c, Rows& r, int h, int first, int column, int begin, int end) {
+  const int rows = r.rows(c), block = first / PAGE, pages = end - first > PAGE ? 2 : 1;
+  const char *keys[2] = {}, *ahead[2] = {};
+  for (int p = 0; p < pages; p++) {
+    keys[p] = plane<KV_BF16>(c, *r.item, block + p, false);
+    ahead[p] = after_keys<KV_BF16>(c, r, block + p, h, begin, end).lines;
+  }
+  float* scores = r.scores + size_t(h - r.head) * rows * SPLIT + column;
+  of_few(rows, [&](auto count) { score_few<count()>(c, r, h, keys, pages, ahead, scores); });
+}
+#endif
+
 // Scores of keys first … first + 31 (of a split's begin … end) for one KV head.
 template <int T>
 void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin, int end) {
 #if BATON_AVX512
   if constexpr (T == KV_INT8) if (is_near(c, r)) return near_tile<T>(c, r, h, first, column, begin, end);
+#endif
+#if BATON_AMX
+  if constexpr (T == KV_BF16) if (are_few(c, r)) return few_tile(c, r, h, first, column, begin, end);
 #endif
   const int rows = r.rows(c), at = h - r.head;
   float* scores = r.scores + size_t(at) * rows * SPLIT + column;

@@ -50,6 +50,7 @@ struct Rows {
   float* weight_steps;
   int32_t* sums;        // of values by those
   char *values, *products;  // for AMX tiles: a split's values of one head, and what a block of products comes to
+  float *rounded, *few;     // of rows that are_few: q as bf16 has it, in whole steps; [row][even steps, odd ones][dim] sums of values
   Next next{};          // after this split
   bool shared = false;  // every row sees all keys up to `last`: they come before all of the rows
 
@@ -68,6 +69,21 @@ constexpr int NEAR_ROWS = 4;
 
 inline bool is_near(const Call& c, const Rows& r) {
   return BATON_AVX512 && c.kv.type == KV_INT8 && r.rows(c) <= NEAR_ROWS && c.kv.head_dim <= 256;  // whose sums fit 32 bits
+}
+
+// Rows of a KV head that meet bf16 keys and values without tiles, to the bit as tiles make it (amx/few_scores.h).
+constexpr int MOST_FEW = 4;
+
+inline bool are_few(const Call& c, const Rows& r) { return BATON_AMX && c.kv.type == KV_BF16 && r.rows(c) <= MOST_FEW; }
+inline size_t few_dims(const Call& c) { return size_t(c.kv.head_dim + 31) / 32 * 32; }
+
+// f(their number, as a constant) of rows that are_few.
+template <int R = 1, class F>
+BATON_INLINE void of_few(int rows, F&& f) {
+  if constexpr (R == MOST_FEW)
+    f(std::integral_constant<int, R>());
+  else
+    rows == R ? f(std::integral_constant<int, R>()) : of_few<R + 1>(rows, f);
 }
 
 // Whether values are laid out once for all rows of a task, as floats or as pairs of bf16, and of how many pages at once: some 16 KiB
@@ -97,6 +113,7 @@ size_t carve(Rows& r, const Call& c, char* at) {
     take(values, (d + 31) / 32 * 32 * SPLIT * bytes / 4), take(products, 4 * 16 * 16);
     r.values = (char*)values, r.products = (char*)products;
   }
+  take(r.rounded, are_few(c, r) ? 2 * rows * part_words(c, 2) : 0), take(r.few, are_few(c, r) ? 2 * rows * few_dims(c) : 0);
   take(weight_high, past * SPLIT * bytes / 4), take(weight_low, bytes == 1 ? past * SPLIT / 4 : 0);
   r.weight_high = (uint8_t*)weight_high, r.weight_low = (uint8_t*)weight_low;
   if (c.kv.type != KV_INT8) return used;

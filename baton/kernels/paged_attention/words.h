@@ -117,6 +117,8 @@ void split_queries(const Call& c, Rows& r) {
     else
       round_into_pairs(r.q + i * d, d, (bf16*)high);
   }
+  if (are_few(c, r))
+    for (size_t i = 0; i < 2 * rows * words; i++) r.rounded[i] = from_bf16(((const bf16*)r.high)[i]);
 }
 
 #endif

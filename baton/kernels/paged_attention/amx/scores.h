@@ -1,7 +1,7 @@
 // Scores by AMX tiles: rows of q, in words (words.h), by the words of 32 keys. Knows nothing of values. Included by the
 // folder's scores.h alone.
 #pragma once
-#include "../words.h"
+#include "few_scores.h"
 
 #if BATON_AMX
 
@@ -10,11 +10,12 @@ namespace {
 
 constexpr int kAmxQueries = 8;  // rows from which on int8 goes by tiles; fewer wait for memory, and are read by VNNI as they lie
 
-// As linear's rule (amx_rows.h): bf16 goes by tiles, whatever the rows; sums of int8 are exact, by tiles or not.
+// Rows beside bf16 go by tiles or by what comes to the same bits (few_scores.h); sums of int8 are exact, by tiles or not.
 template <int T>
 bool by_tiles(const Call& c, const Rows& r) {
   if constexpr (!in_parts<T>()) return false;
-  return T == KV_BF16 || !BATON_AVX512 || r.rows(c) >= kAmxQueries;
+  if constexpr (T == KV_BF16) return !are_few(c, r);
+  return !BATON_AVX512 || r.rows(c) >= kAmxQueries;
 }
 
 // Rows of a tile: all tiles have as many.
