@@ -7,7 +7,7 @@
 #include "../words.h"
 
 #if BATON_AMX
-#include "../../abi/flushed.h"
+#include "flushed.h"
 
 namespace baton {
 namespace {

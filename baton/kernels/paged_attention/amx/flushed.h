@@ -1,7 +1,7 @@
 // Float sums as AMX tiles take them: subnormal numbers count as zeros, and come out as zeros (Software Developer's Manual, volume 2:
 // TDPBF16PS). Knows nothing of ops.
 #pragma once
-#include "common.h"
+#include "../../abi/common.h"
 
 #if BATON_AVX2
 namespace baton {
