@@ -56,19 +56,11 @@ async def responses_call(service: GenerationService, headers: Headers, body: Res
     chat = await offload_if(items > INLINE_ITEMS, body.chat)
     generation, text, form = await chat_generation(service, headers, chat, NAMES)
     shape = ResponsesShape(generation, text.tokenizer, int(service.environment.wall_clock()), body, form)
-    return PreparedCall(generation, text, shape, chat, STYLE, ignored_header(body, form.binds_calls))
+    style = EventStyle(named_event_bytes, lambda error: _error(error, shape), b"")
+    return PreparedCall(generation, text, shape, chat, style, ignored_header(body, form.binds_calls))
 
 
-def _error(error: BaseException) -> Json:
-    """An error in the middle of a stream."""
+def _error(error: BaseException, shape: ResponsesShape) -> Json:
+    """An error in the middle of the stream of ``shape``'s events."""
     told = error_json(error)["error"]
-    return {
-        "type": "error",
-        "sequence_number": 0,
-        "code": told["code"],
-        "message": told["message"],
-        "param": told["param"],
-    }
-
-
-STYLE = EventStyle(named_event_bytes, _error, b"")
+    return shape.event("error", code=told["code"], message=told["message"], param=told["param"])

@@ -43,8 +43,8 @@ class ResponsesShape:
 
     def opening(self) -> Iterator[Json]:
         """Yields the events response.created and response.in_progress."""
-        yield self._event("response.created", response=self._response("in_progress", None))
-        yield self._event("response.in_progress", response=self._response("in_progress", None))
+        yield self.event("response.created", response=self._response("in_progress", None))
+        yield self.event("response.in_progress", response=self._response("in_progress", None))
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
         """Yields the events for what ``piece`` adds to output items; the last piece also ends the open item."""
@@ -60,7 +60,7 @@ class ResponsesShape:
     def closing(self, usage: Usage) -> Json:
         """Returns the last event, response.completed or response.incomplete, with the whole response."""
         status = self._status
-        return self._event(f"response.{status}", response=self._response(status, usage))
+        return self.event(f"response.{status}", response=self._response(status, usage))
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
         """Returns the unstreamed response object."""
@@ -117,7 +117,7 @@ class ResponsesShape:
         self._open = {"id": f"{prefix}_{self._id}{len(self._items)}", "status": "in_progress", **item}
         self._items.append(self._open)
         added = self._open | ({"content": []} if "content" in self._open else {})
-        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=added)
+        yield self.event("response.output_item.added", output_index=len(self._items) - 1, item=added)
 
     def _close(self) -> Iterator[Json]:
         """End the item that is open."""
@@ -134,7 +134,7 @@ class ResponsesShape:
             yield self._of_item(f"{DONE[item['type']]}.done", content_index=0, text=part["text"], **told)
             yield self._of_item("response.content_part.done", content_index=0, part=dict(part))
         item["status"] = "incomplete" if self._reason == "length" else "completed"
-        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))
+        yield self.event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))
         self._open = None
 
     # ---- objects -------------------------------------------------------------------------------------
@@ -146,13 +146,14 @@ class ResponsesShape:
     def _bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id, self._skip_special)
 
-    def _event(self, kind: str, **fields: object) -> Json:
+    def event(self, kind: str, **fields: object) -> Json:
+        """Returns the next event of the stream, by its number."""
         self._sequence += 1
         return {"type": kind, "sequence_number": self._sequence, **fields}
 
     def _of_item(self, kind: str, **fields: object) -> Json:
         assert self._open is not None
-        return self._event(kind, item_id=self._open["id"], output_index=len(self._items) - 1, **fields)
+        return self.event(kind, item_id=self._open["id"], output_index=len(self._items) - 1, **fields)
 
     def _response(self, status: str, usage: Usage | None) -> Json:
         body = self._body

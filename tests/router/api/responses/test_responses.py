@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import openai
 import pytest
 from pydantic import BaseModel
@@ -147,6 +149,8 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event(router, fake) -> N
     assert events[0].startswith("event: response.created\n")
     assert events[-1].startswith("event: error\n")
     assert "decode-0 is gone" in events[-1]
+    numbers = [json.loads(event.partition("data: ")[2])["sequence_number"] for event in events]
+    assert numbers == list(range(len(events)))
 
 
 @pytest.mark.parametrize("said", [SAID, "<think>the fox thinks</think>\n\nthe fox says", "the fox <thinks"])
