@@ -155,7 +155,7 @@ class SeededLoop(base_events.BaseEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Schedules ``callback`` for the next turn; returns its handle, by which it can be cancelled."""
-        if context is not None and _is_task_step(callback):
+        if context is not None and (STEP_TYPES.get(type(callback)) or _is_task_step(callback)):
             self._callbacks.append((callback, args, context))
             return self._dropped
         handle = _Handle(self._now, callback, args, self, context)
@@ -203,17 +203,16 @@ class SeededLoop(base_events.BaseEventLoop):
         """Runs turns until the loop stops: advances time if no callback is ready, then runs each ready callback
         once.
         """
+        ready, draw, reorder = self._callbacks, self._rng.random, self._reorder
         while True:
             self._gather()
-            ready = self._callbacks
-            if len(ready) > 1 and self._rng.random() < self._reorder:
+            if len(ready) > 1 and draw() < reorder:
                 _shuffle_tasks(ready, self._rng)
             for _ in range(len(ready)):
                 entry = ready.popleft()
                 try:
-                    if isinstance(entry, tuple):
-                        callback, args, context = entry
-                        context.run(callback, *args)
+                    if type(entry) is tuple:
+                        entry[2].run(entry[0], *entry[1])
                     elif not entry._cancelled:
                         entry._context.run(entry._callback, *entry._args)
                 except (SystemExit, KeyboardInterrupt):

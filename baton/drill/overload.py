@@ -1,5 +1,5 @@
-"""Makes a drawn scenario one in which more is asked than there is room for: queues of few places, and tenants with
-weights who contend for them.
+"""Makes a drawn scenario one in which more is asked than there is room for: queues of few places, few bytes for
+requests, priorities, and tenants with weights who contend for places.
 
 Knows nothing of what is usual. Each draws from randomness of its own, so that the rest of a scenario stays.
 """
@@ -14,10 +14,14 @@ import msgspec
 from baton.drill.scenario import FLOODING, ClientKey, Request, Scenario, Tenant
 from baton.drill.specials import tokens_of
 from baton.protos.nouns import Sampling
+from baton.router.dispatch.fair_queue import work_of
+from baton.router.dispatch.ticket import BYTES_PER_TOKEN
 
 ASKED = 130  # requests of the tenants who contend
 SHORT, SHORT_TOKENS, LONG = 40, 64, 90  # prompt tokens: of a short one, of its class at most, of a long one
 KEPT = 8  # requests of the drawn scenario that stay, at most
+LEAST_BYTES = 20_000  # that requests may hold at least: more than the one that is asked at rest
+JOBS = 0.5  # share of these runs that keep the batch jobs of the drawn scenario
 RARE = 0.08  # share of the contending requests that the tenant who asks at times sends
 ELSEWHERE = 0.08  # share of the contending requests that another queue takes, of another model or class
 
@@ -30,12 +34,49 @@ def with_few_places(scenario: Scenario, share: float) -> Scenario:
     return msgspec.structs.replace(scenario, max_queue=rng.choice((1, 2, 4, 8, 16)))
 
 
+def with_few_bytes(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of those with faults and without HTTP with room for a part of the bytes of
+    its requests, and at least for the largest of them.
+    """
+    rng = random.Random(f"few bytes {scenario.seed}")
+    if rng.random() >= share or not scenario.faults or any(r.over_http for r in scenario.requests):
+        return scenario
+    sizes = [bytes_of(request) for request in scenario.requests]
+    most = max([*sizes, LEAST_BYTES, int(sum(sizes) * rng.uniform(0.02, 0.3))])
+    return msgspec.structs.replace(scenario, max_inflight_bytes=most)
+
+
+def bytes_of(request: Request) -> int:
+    """Returns the bytes that a router counts for ``request``."""
+    return BYTES_PER_TOKEN * work_of(len(request.prompt), request.sampling.max_tokens, request.n)
+
+
+def with_priorities(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of all with priorities of the requests whose API has some. With an API key
+    nobody can ask to be more urgent than the key is.
+    """
+    rng = random.Random(f"priorities {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+
+    def ordered(request: Request) -> Request:
+        priority = rng.choice((-2, -1, 0, 0, 1, 3))
+        foreign = request.anthropic or request.responses or request.over_grpc or request.tensors
+        if foreign or request.ranking is not None:
+            return request
+        least = 0 if request.over_http and scenario.keys else priority
+        return msgspec.structs.replace(request, priority=max(least, priority))
+
+    return msgspec.structs.replace(scenario, requests=tuple(map(ordered, scenario.requests)))
+
+
 def overloaded(scenario: Scenario) -> Scenario:
     """Returns ``scenario`` without faults, with tenants who ask for 1.5 to 4 times as much as there is room for.
 
     In half of them their calls go over HTTP and gRPC, with API keys, which have rates in some.
     """
     rng = random.Random(f"overload {scenario.seed}")
+    jobs = scenario.batches if random.Random(f"jobs {scenario.seed}").random() < JOBS else ()
     models, short_tokens, batch = rng.choice((1, 2)), rng.choice((0, SHORT_TOKENS)), rng.choice((2, 4))
     step_s, answer = rng.choice((0.002, 0.005)), rng.choice((8, 16))
     tenants = tuple(Tenant(name, rng.choice((1.0, 1.0, 2.0, 4.0))) for name in FLOODING)
@@ -48,8 +89,9 @@ def overloaded(scenario: Scenario) -> Scenario:
     return msgspec.structs.replace(
         scenario,
         prefill=models, decode=models, routers=1, pages=300, max_batch=batch, step_s=step_s, token_s=0.00001,
-        delay_s=0.0003, hedge=0.0, local_max=rng.choice((0, SHORT_TOKENS)), controller=False, faults=(), batches=(),
-        models=models, short_tokens=short_tokens, tenants=tenants, max_queue=rng.choice((3, 6, 12, 24, 32)),
+        delay_s=0.0003, hedge=0.0, local_max=rng.choice((0, SHORT_TOKENS)), controller=False, faults=(),
+        batches=jobs, models=models, short_tokens=short_tokens, tenants=tenants,
+        max_queue=rng.choice((3, 6, 12, 24, 32)),
         requests_per_min=rng.choice((0, 0, 40, 80)), requests=tuple(sorted([*kept, *asked], key=lambda r: r.at)),
         keys=tuple(ClientKey(tenant.name, weight=tenant.weight) for tenant in tenants) if wired else (),
     )  # fmt: skip

@@ -204,6 +204,7 @@ PLAIN: dict[str, object] = {
     "read_pause": 0.0,
     "deadline_after": None,
     "slo_ttft_s": 0.0,
+    "priority": 0,
     "tenant": "",
     "key": None,
 }
@@ -228,6 +229,7 @@ SIMPLER = (
             ("controller", False),
             ("short_tokens", 0),
             ("max_queue", 10_000),
+            ("max_inflight_bytes", 1 << 30),
         )
     ),
     _fewer("prefill"),

@@ -96,6 +96,7 @@ class Request(msgspec.Struct, frozen=True):
     ranking: Ranking | None = None  # documents that are to be ranked over HTTP; the prompt is the first one's
     key: int | None = None  # index of the client's API key in the scenario's; -1: one that nobody made; None: none
     model: int = 0  # index of the model that is asked
+    priority: int = 0  # of the request; a lower one is more urgent
     slo_ttft_s: float = 0.0  # seconds in which the first token is to come, else the request may be refused; 0: none
 
 
@@ -236,6 +237,7 @@ class Scenario(msgspec.Struct, frozen=True):
     most_workers: int = 0  # up to which the controller adds some; 0: it adds and removes none
     keys: tuple[ClientKey, ...] = ()  # without which nobody is answered over HTTP and gRPC; none: no key is needed
     max_queue: int = 10_000  # requests of a model and a context class that wait at a router, at most
+    max_inflight_bytes: int = 1 << 30  # estimated bytes that the requests of a router may hold
     short_tokens: int = 0  # prompt tokens of the first of two context classes, at most; 0: all prompts are of one
     models: int = 1  # of which a role's workers serve one each in turn
     tenants: tuple[
@@ -313,3 +315,5 @@ class Size(msgspec.Struct, frozen=True):
     split: float = 0.05  # share of scenarios in which routers lose a batch job to one another
     overloaded: float = 0.1  # share of scenarios in which tenants contend for full queues, without faults
     narrow: float = 0.15  # share of the others with faults in which queues have few places
+    tight: float = 0.1  # share of the others with faults in which requests may hold few bytes
+    ordered: float = 0.2  # share of the others in which requests have priorities

@@ -109,6 +109,7 @@ class WorkerControl:
         self._send = send
         self._service = service
         self._asked: dict[int, asyncio.Future[PoolSnapshot]] = {}
+        self._answered_at = -math.inf
         self._lost: WorkerLost | None = None
         self._role_asked: asyncio.Future[RoleSwitch] = asyncio.get_running_loop().create_future()
         self._confirmed = asyncio.Event()
@@ -141,9 +142,14 @@ class WorkerControl:
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
 
+    def silent_s(self) -> float:
+        """Returns the seconds since the engine answered anybody's question for its counts."""
+        return asyncio.get_running_loop().time() - self._answered_at
+
     def answered(self, message: ch.SnapshotIs) -> None:
         """Passes the engine's pool counts to the calls that wait for them."""
         self._progress.answered()
+        self._answered_at = asyncio.get_running_loop().time()
         answer = self._asked.get(message.ticket)
         if answer is not None and not answer.done():
             answer.set_result(message.snapshot)

@@ -152,7 +152,7 @@ class RoleRuntime:
         """Returns when the engine has been silent for twice ``limit_s`` seconds; after ``limit_s``, health and
         membership say that it is stalled.
         """
-        await EngineWatch(self._asked, self._stalls, limit_s).run()
+        await EngineWatch(self._asked, self._stalls, limit_s, self.control.silent_s).run()
 
     async def _asked(self) -> None:
         with suppress(WorkerLost):  # ``listen`` hears that too

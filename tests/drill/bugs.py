@@ -35,6 +35,8 @@ USUAL = Size(
     cancelled_jobs=0.0,
     overloaded=0.0,
     narrow=0.0,
+    tight=0.0,
+    ordered=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
@@ -52,6 +54,8 @@ SELECTED = msgspec.structs.replace(USUAL, selected=1.0, flooded=0.0)
 ON_HOSTS = msgspec.structs.replace(USUAL, hosted=1.0, flooded=0.0)
 SCALED = msgspec.structs.replace(USUAL, scaled=1.0, flooded=0.0)
 PAGED = msgspec.structs.replace(USUAL, paged=1.0)
+FEW_BYTES = msgspec.structs.replace(USUAL, overloaded=0.0, flooded=0.0, http=0.0, tight=1.0)
+ORDERED = msgspec.structs.replace(USUAL, overloaded=0.0, flooded=0.0, ordered=1.0)
 OVERLOADED = msgspec.structs.replace(USUAL, overloaded=1.0, flooded=0.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
@@ -955,6 +959,34 @@ BUGS = (
         "router/answer/stream.py",
         "            opening.give_back(error)\n",
         "",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "a request's priority is forgotten where it is written",
+        "router/dispatch/messages.py",
+        "        priority=context.priority,\n        traceparent=attempt.traceparent,\n        prediction",
+        "        traceparent=attempt.traceparent,\n        prediction",
+        size=ORDERED,
+    ),
+    Bug(
+        "requests in flight hold twice the bytes that they may",
+        "router/dispatch/admission.py",
+        "        if self._bytes + load.size > self._max_bytes:",
+        "        if self._bytes + load.size > 2 * self._max_bytes:",
+        size=FEW_BYTES,
+    ),
+    Bug(
+        "a request is refused for bytes of which a quarter are held",
+        "router/dispatch/admission.py",
+        "        if self._bytes + load.size > self._max_bytes:",
+        "        if 4 * (self._bytes + load.size) > self._max_bytes:",
+        size=FEW_BYTES,
+    ),
+    Bug(
+        "lines of a batch job wait among those who ask for an answer now",
+        "router/api/batch/lane.py",
+        'line.body | {"priority": LOWEST_PRIORITY}',
+        'line.body | {"priority": 0}',
         size=OVERLOADED,
     ),
 )

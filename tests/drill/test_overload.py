@@ -12,6 +12,7 @@ from tests.kernels.thorough import first_now
 
 OVERLOADED = Size(overloaded=1.0)
 DIRECT, RATED, HURRIED = 7, 2, 9  # seeds: small queues of two models, calls with keys, requests with SLOs
+FEW_BYTES = 3  # a seed of which requests may hold few bytes
 
 
 @pytest.mark.parametrize("seed", first_now((DIRECT, RATED, HURRIED)))
@@ -37,4 +38,21 @@ def test_a_share_of_the_seeds_is_overloaded_and_queues_of_others_have_few_places
     assert {bool(scenario.keys) for scenario in overloaded} == {True, False}
     assert any(request.slo_ttft_s for scenario in overloaded for request in scenario.requests)
     assert any(scenario.max_queue < 20 and scenario.faults for scenario in drawn)
+    assert {bool(scenario.batches) for scenario in overloaded} == {True, False}
+    assert any(scenario.max_inflight_bytes < 1 << 20 and scenario.faults for scenario in drawn)
     assert not draw(0, Size(narrow=0.0, overloaded=0.0)).tenants
+
+
+def test_requests_of_a_share_of_the_seeds_have_priorities_and_a_key_makes_none_more_urgent() -> None:
+    drawn = [draw(seed, Size(ordered=0.5, http=0.5, keyed=0.5)) for seed in range(100)]
+    ordered = [scenario for scenario in drawn if any(request.priority for request in scenario.requests)]
+    assert 20 < len(ordered) < 60
+    with_keys = [request for scenario in ordered if scenario.keys for request in scenario.requests]
+    assert {request.priority < 0 for request in with_keys if request.over_http} == {False}
+    assert not any(request.priority for request in with_keys if request.responses or request.over_grpc)
+
+
+def test_a_router_whose_requests_may_hold_few_bytes_refuses_no_more_than_it_must() -> None:
+    verdict = play(draw(FEW_BYTES, Size(overloaded=0.0, flooded=0.0, http=0.0, tight=1.0)))
+    assert verdict.held, verdict.violations
+    assert verdict.refused

@@ -66,6 +66,19 @@ async def test_one_that_never_answers_is_given_up() -> None:
     assert engine.told == [True]
 
 
+async def test_one_that_answers_others_is_not_asked_until_it_is_silent_for_a_pause() -> None:
+    engine, silent = AnsweringEngine(), [0.0]
+    engine.answers.set()
+    watching = asyncio.create_task(EngineWatch(engine.ask, engine.tell, 0.05, lambda: silent[0]).run())
+    await until(lambda: engine.count == 1)
+    await asyncio.sleep(0.1)  # ten pauses
+    assert engine.count == 1
+    silent[0] = 1.0
+    await until(lambda: engine.count > 3)
+    watching.cancel()
+    assert engine.told == []
+
+
 async def test_without_a_limit_nobody_is_asked() -> None:
     engine = AnsweringEngine()
     watching = asyncio.create_task(EngineWatch(engine.ask, engine.tell, 0.0).run())

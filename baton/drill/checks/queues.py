@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from baton.drill.checks.fairness import SLACK, FairnessWitness, Wait
+from baton.drill.overload import bytes_of
 from baton.drill.scenario import FLOODING, Request, Scenario
+from baton.router.api.batch.lane import AT_ONCE
 from baton.router.dispatch.fair_queue import work_of
+from baton.router.dispatch.ticket import BYTES_PER_TOKEN
 
 FULL = "overloaded"  # the code of a request for which there is no room, or no time
 # Codes of a request that is over its key's rate: over gRPC, by OpenAI's names, and by Anthropic's.
@@ -123,9 +126,9 @@ class QueueWitness:
         yield from self.fairness.unfair()
         calls = list(self._calls.values())
         refused = [call for call in calls if call.outcome == FULL and (self.strict or call.at_once)]
-        if not self._scenario.batches:  # whose lines wait as well, and no client knows when
-            for call in refused:
-                yield from self._unfounded(call, calls)
+        for call in refused:  # lines of batch jobs give way to all others, and fill no queue
+            yield from self._unfounded(call, calls)
+        yield from self._overweight(calls)
         if not self.strict:
             return
         for call in refused:
@@ -142,10 +145,10 @@ class QueueWitness:
         """Yields a message if the call was refused while there was room, and time."""
         slo, name, most = call.request.slo_ttft_s, f"request {call.request.number}", self._scenario.max_queue
         taken = max(self._places(call, calls, of_class=True), default=0)
-        if taken >= most:
+        if taken >= most or self._heavy(call, calls):
             return
         if not slo:
-            yield f"{name}: refused for a full queue, of which {taken} of {most} places may have been taken"
+            yield f"{name}: refused for want of room, when {taken} of {most} places may have been taken"
             return
         worst = self._service(call, calls)
         late = call.ended - call.asked + worst >= slo
@@ -160,6 +163,31 @@ class QueueWitness:
         others = [c for c in calls if c is not call and c.queue[: len(same)] == same]
         times = [call.asked] + [c.asked for c in others if call.asked <= c.asked <= call.ended]
         return (sum(other.may_wait(at) for other in others) for at in times)
+
+    def _heavy(self, call: Course, calls: Sequence[Course]) -> bool:
+        """Returns whether the requests of the router may have held too many bytes for ``call``, with those whose
+        end the router may not have seen, and with lines of batch jobs.
+        """
+        own, late = self._scenario, self._scenario.heard_s
+        lines = [len(prompt) + batch.max_tokens for batch in own.batches for prompt in batch.prompts]
+        of_lines = BYTES_PER_TOKEN * sum(sorted(lines)[-AT_ONCE:])
+        others = (c for c in calls if c is not call and c.queue[0] == call.queue[0])
+        held = sum(bytes_of(c.request) for c in others if c.asked <= call.ended and call.asked < c.ended + late)
+        return held + of_lines + bytes_of(call.request) > own.max_inflight_bytes
+
+    def _overweight(self, calls: Sequence[Course]) -> Iterator[str]:
+        """Yields a message for each router whose requests held more bytes than they may."""
+        most, way_s = self._scenario.max_inflight_bytes, self._way_s
+        by_router: defaultdict[int, list[Course]] = defaultdict(list)
+        for call in calls:
+            if call.outcome != FULL:
+                by_router[call.queue[0]].append(call)
+        for router, own in by_router.items():
+            for at in [call.asked + way_s for call in own]:
+                held = sum(bytes_of(c.request) for c in own if c.asked + way_s <= at < c.ended - way_s)
+                if held > most:
+                    yield f"router-{router}: requests hold {held} bytes where they may hold {most}"
+                    break
 
     def _punished(self, call: Course, calls: Sequence[Course]) -> Iterator[str]:
         """Yields a message if the call was refused although others of another tenant, who have more, waited."""

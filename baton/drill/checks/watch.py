@@ -181,6 +181,8 @@ class EngineWitness:
             self.violated(f"{name}: the engine is asked with another sampling than the client asked with")
         if asked.adapter_id != self._adapters.get(number, ""):
             self.violated(f"{name}: the engine is asked on adapter {asked.adapter_id!r}")
+        if asked.priority != request.priority:
+            self.violated(f"{name}: the engine is asked with priority {asked.priority}")
         if asked.tenant_salt != salt_of(request) or asked.choice >= request.n:
             self.violated(f"{name}: the engine is asked for another tenant or choice")
         if tuple(asked.token_ids[: asked.prompt_tokens]) != _prompt(request, asked.request_id):

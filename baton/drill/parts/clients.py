@@ -286,5 +286,6 @@ def asked(request: Request, now: float, adapter: str = "", weight: float = 1.0) 
             deadline=None if request.deadline_after is None else now + request.deadline_after,
             key=key,
             slo_ttft_s=request.slo_ttft_s,
+            priority=request.priority,
         ),
     )

@@ -54,7 +54,7 @@ def model_id_of(model: int) -> str:
     return f"{MODEL_ID}{model}" if model else MODEL_ID
 
 
-IDLE_LOOK_S = 0.5  # seconds between two looks of an engine that hears nothing
+LEAST_WAIT_S = 0.001  # seconds that an idle engine waits at least
 SPIN_S = 0.001  # seconds of a turn that computes nothing and says that there may be more to do
 AT_ONCE = 0.5  # share of the turns whose first words are told before the step's end
 CHECK_EVERY = 8  # turns between two checks of the whole pool
@@ -300,9 +300,8 @@ class SimulatedEngine:
 
     async def _wait(self) -> None:
         self._news.clear()
-        patience = 0.001 if self._parts.grammars.awaited else max(0.001, self.loop.patience())
         try:
-            async with asyncio.timeout(min(IDLE_LOOK_S, patience)):
+            async with asyncio.timeout(max(LEAST_WAIT_S, self.loop.wait_s())):
                 await self._news.wait()
         except TimeoutError:
             return

@@ -149,6 +149,7 @@ def body_of(request: Request) -> bytes:
         return orjson.dumps({"model": model, "cache_salt": _salt(request)} | _of_ranking(request.ranking))
     if own.pooling:
         asked = {"model": model, "input": list(request.prompt), "pooling": own.pooling}
+        asked["priority"] = request.priority
         return orjson.dumps({**asked, "cache_salt": _salt(request)})
     fields = _common(request) | {"model": model, "stream": request.over_http == "stream"}
     if request.anthropic:
@@ -178,6 +179,8 @@ def _common(request: Request) -> dict[str, object]:
     }  # fmt: skip
     if own.max_drafts is not None:
         fields["speculative.n_max"] = own.max_drafts
+    if request.priority:
+        fields["priority"] = request.priority
     return fields
 
 

@@ -207,7 +207,7 @@ class SimulatedRouter:
             local_prefill_max_tokens=own.local_max,
             max_queue=own.max_queue,
             context_classes=_classes(own.short_tokens),
-        )
+        ).model_copy(update={"max_inflight_bytes": own.max_inflight_bytes})  # less than a router may have
         redis = connect(URL, connections(self._network, self.process.name))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(redis.aclose)

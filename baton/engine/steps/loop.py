@@ -118,6 +118,7 @@ class StepLoop(ABC):
         self._reported_at = float("-inf")
         self._step_s = 0.0  # seconds that the last step took
         self._unreported = True
+        self._reported: tuple[object, ...] = ()  # the counts at the last report
         self._handlers = self.handlers()
 
     # ---- what a role adds ----
@@ -169,14 +170,15 @@ class StepLoop(ABC):
         busy = False
         while not self.leaving and not (self.next_role and self.empty):
             try:
-                messages = self.channel.poll(0.0 if busy else self._wait_s())
+                messages = self.channel.poll(0.0 if busy else self.wait_s())
             except EOFError:
                 return
             busy = self.turn(messages)
             if not busy:
                 self.parts.cores.rest()
 
-    def _wait_s(self) -> float:
+    def wait_s(self) -> float:
+        """Returns the seconds that an idle loop waits for messages before its next turn."""
         if self.parts.grammars.awaited:
             return COMPILE_WAIT_S
         if self.parts.adapters.holding:
@@ -203,7 +205,7 @@ class StepLoop(ABC):
         self.tell_evicted()
         if idle := self.pool.drain_idle():
             self.channel.send(ch.CacheIdle(idle))  # at once: a page that is evicted before it is copied is lost
-        self._unreported = self._unreported or busy or bool(messages)
+        self._unreported = self._unreported or busy or any(type(one) is not ch.AskSnapshot for one in messages)
         if self._until_report() <= 0:
             self._report()
         return busy
@@ -268,7 +270,9 @@ class StepLoop(ABC):
         self.draining, self.next_role = True, message.role
 
     def _count_pool(self, message: ch.AskSnapshot) -> None:
-        self.channel.send(ch.SnapshotIs(message.ticket, self.snapshot()))
+        found = self.snapshot()
+        self._unreported = self._unreported or self._counts() != self._reported  # leases may have run out
+        self.channel.send(ch.SnapshotIs(message.ticket, found))
 
     def _pin(self, message: ch.Pin) -> None:
         self.channel.send(self.parts.sharing.pin(message, lambda: self.reserved))
@@ -324,6 +328,10 @@ class StepLoop(ABC):
             steps=self.log.steps,
         )
 
+    def _counts(self) -> tuple[object, ...]:
+        """Returns what may change without a message or a step."""
+        return (self.pool.snapshot_counts(), *self.load(), self.extras().get("leases_swept", 0))
+
     # ---- reports ----
 
     def _until_report(self) -> float:
@@ -333,6 +341,7 @@ class StepLoop(ABC):
         self._reported_at, self._unreported = self.clock(), False
         self._tell_cache()
         stats = self._stats()
+        self._reported = self._counts()
         self.channel.send(stats)
         self._price(stats.samples)
 

@@ -63,7 +63,8 @@ class EngineFigures:
         """Takes the engine's newest Stats into metrics, rates and the fit of step times."""
         for field, name in TOTALS.items():
             before = 0 if self._last is None else getattr(self._last, field)
-            getattr(self._metrics, name).inc(getattr(now, field) - before)
+            if more := getattr(now, field) - before:
+                getattr(self._metrics, name).inc(more)
         self._count_work(now)
         if now.speculation is not None:
             self._count_speculation(now.speculation, self._last.speculation if self._last else None)

@@ -7,7 +7,8 @@ import pytest
 
 from baton.drill.checks.queues import FULL, QueueWitness
 from baton.drill.draw import draw
-from baton.drill.scenario import Request, Scenario, Tenant
+from baton.drill.overload import bytes_of
+from baton.drill.scenario import Batch, Request, Scenario, Tenant
 from baton.protos.nouns import Sampling
 
 WAY_S = 0.01
@@ -64,6 +65,34 @@ def test_a_request_that_is_refused_is_told_when_to_come_again() -> None:
     full_of(found)
     refuse(found, request(7), advised=False)
     assert "not told when to come again" in said[0]
+
+
+def test_lines_of_a_batch_job_fill_no_queue() -> None:
+    own = msgspec.structs.replace(scenario(), batches=(Batch(0.0, ((1, 2),) * 20, 10),))
+    found, _ = witness(own)
+    full_of(found, count=1)
+    refuse(found, request(7))
+    assert "1 of 2 places" in next(found.unjust())
+
+
+def test_bytes_of_those_in_flight_are_a_reason_and_so_are_those_of_lines() -> None:
+    size = bytes_of(request(0))
+    for most, lines, founded in ((3 * size, 0, True), (4 * size, 0, False), (4 * size, 20, True)):
+        job = Batch(0.0, ((1, 2),) * lines, 10)
+        found, _ = witness(msgspec.structs.replace(scenario(max_inflight_bytes=most, max_queue=9), batches=(job,)))
+        full_of(found, count=3)
+        refuse(found, request(7))
+        assert (not [*found.unjust()]) == founded
+
+
+def test_requests_that_hold_more_bytes_than_they_may_are_seen() -> None:
+    size = bytes_of(request(0))
+    for most, seen in ((2 * size, True), (3 * size, False)):
+        found, _ = witness(scenario(max_inflight_bytes=most, max_queue=9))
+        full_of(found, count=3)
+        assert [f"hold {3 * size} bytes where they may hold {most}" in said for said in found.unjust()] == [
+            True
+        ] * seen
 
 
 def test_more_that_wait_than_there_are_places_are_seen() -> None:
