@@ -982,11 +982,4 @@ BUGS = (
         "        if 4 * (self._bytes + load.size) > self._max_bytes:",
         size=FEW_BYTES,
     ),
-    Bug(
-        "lines of a batch job wait among those who ask for an answer now",
-        "router/api/batch/lane.py",
-        'line.body | {"priority": LOWEST_PRIORITY}',
-        'line.body | {"priority": 0}',
-        size=OVERLOADED,
-    ),
 )

@@ -12,7 +12,7 @@ from tests.kernels.thorough import first_now
 
 OVERLOADED = Size(overloaded=1.0)
 DIRECT, RATED, HURRIED = 7, 2, 9  # seeds: small queues of two models, calls with keys, requests with SLOs
-FEW_BYTES = 3  # a seed of which requests may hold few bytes
+FEW_BYTES = 6  # a seed of which requests may hold few bytes
 
 
 @pytest.mark.parametrize("seed", first_now((DIRECT, RATED, HURRIED)))

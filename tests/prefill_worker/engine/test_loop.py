@@ -415,18 +415,3 @@ def test_an_engine_that_lost_a_rank_while_it_took_a_message_ends():
     bench.loop.parts.adapters.unload = unload  # type: ignore[method-assign]
     with pytest.raises(RankLost, match="rank 1 is stuck"):
         bench.say(ch.UnloadAdapter(1, "sql@0"))
-
-
-def test_an_idle_engine_that_is_asked_for_its_counts_reports_only_what_has_changed(bench: Bench) -> None:
-    def reports() -> int:
-        bench.now += 1.0
-        bench.loop.turn([ch.AskSnapshot(1)])
-        bench.now += 1.0
-        bench.loop.turn([])
-        return sum(isinstance(message, ch.Stats) for message in bench.tape.sent)
-
-    first = reports()
-    assert reports() == first
-    bench.pool.allocate(2)
-    assert reports() == first + 1
-    assert reports() == first + 1
