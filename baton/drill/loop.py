@@ -211,8 +211,9 @@ class SeededLoop(base_events.BaseEventLoop):
             for _ in range(len(ready)):
                 entry = ready.popleft()
                 try:
-                    if type(entry) is tuple:
-                        entry[2].run(entry[0], *entry[1])
+                    if isinstance(entry, tuple):
+                        callback, args, context = entry
+                        context.run(callback, *args)
                     elif not entry._cancelled:
                         entry._context.run(entry._callback, *entry._args)
                 except (SystemExit, KeyboardInterrupt):

@@ -149,8 +149,7 @@ def body_of(request: Request) -> bytes:
         return orjson.dumps({"model": model, "cache_salt": _salt(request)} | _of_ranking(request.ranking))
     if own.pooling:
         asked = {"model": model, "input": list(request.prompt), "pooling": own.pooling}
-        asked["priority"] = request.priority
-        return orjson.dumps({**asked, "cache_salt": _salt(request)})
+        return orjson.dumps({**asked, "cache_salt": _salt(request), "priority": request.priority})
     fields = _common(request) | {"model": model, "stream": request.over_http == "stream"}
     if request.anthropic:
         return orjson.dumps({name: fields[name] for name in fields if name != "n"} | _of_messages(request))
