@@ -159,7 +159,8 @@ class CudaRunner(StepRunner):
                     with self.adapters.rehearsing(largest) as adapted:
                         self._rehearse(adapted, context)
                 self._rehearse(largest_step(sequences, chunk, self._pages, context, drafts), context)
-                self._rehearse(loudest_step(sequences, chunk, self._pages, context, drafts), context, PLAIN)
+                with self._plainly():
+                    self._rehearse(loudest_step(sequences, chunk, self._pages, context, drafts), context)
                 for plan in captured_steps(sequences, self._pages):
                     self._rehearse(plan, context)
         except DeviceError as error:
@@ -191,15 +192,24 @@ class CudaRunner(StepRunner):
         self.how = AT_ONCE if choice.mega else BY_GRAPH
         log.info("small steps go by %s: %s", "the megakernel" if choice.mega else "graph", choice.why)
 
-    def _rehearse(self, plan: StepPlan, context: int, how: int | None = None) -> list[int]:
-        """Runs a step whose pages nobody holds, with the table of rotary angles as long as it will ever be, by
-        ``how``, None: as in traffic. Returns its tokens.
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Lets the steps of the block be launched op by op, so that none is captured."""
+        before, self.how = self.how, PLAIN
+        try:
+            yield
+        finally:
+            self.how = before
+
+    def _rehearse(self, plan: StepPlan, context: int) -> list[int]:
+        """Runs a step whose pages nobody holds, with the table of rotary angles as long as it will ever be; returns
+        its tokens.
         """
         batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
         batch.reach = context
         if self.adapters is not None:
             self.adapters.group(plan.items, batch.wanted)
-        self._launch(batch, [], how)
+        self._launch(batch, [])
         return [int(token) for token in batch.choices["token"]]
 
     def share(self, least: int) -> None:
@@ -295,15 +305,13 @@ class CudaRunner(StepRunner):
             self._resident.failed()
             raise BatonError(f"the step failed on the GPU: {error}") from error
 
-    def _launch(self, batch: NativeBatch, brought: list[int], how: int | None = None) -> None:
+    def _launch(self, batch: NativeBatch, brought: list[int]) -> None:
         """Runs a step and waits for its results."""
-        self._submit(batch, brought, how=how)
+        self._submit(batch, brought)
         self._device.call("session_fetch", self._session, batch.choices.ctypes.data, len(batch.choices))
 
-    def _submit(
-        self, batch: NativeBatch, brought: list[int], fed: Array | None = None, how: int | None = None
-    ) -> None:
-        device, session, how = self._device, self._session, self.how if how is None else how
+    def _submit(self, batch: NativeBatch, brought: list[int], fed: Array | None = None) -> None:
+        device, session = self._device, self._session
         if self._reach(batch.reach):
             device.call("session_angles", session, self._rope_angles.data_ptr(), self._rope_angles.nbytes)
         if brought:
@@ -314,15 +322,15 @@ class CudaRunner(StepRunner):
             device.call("session_branches", session, copies.ctypes.data, len(copies))
         if fed is not None:
             device.call("session_ahead", session, fed.ctypes.data, len(fed))
-        device.call("session_upload", session, ctypes.byref(self._step(batch)), how)
-        self._run(batch.rows, how)
+        device.call("session_upload", session, ctypes.byref(self._step(batch)), self.how)
+        self._run(batch.rows)
 
-    def _run(self, rows: int, how: int) -> None:
+    def _run(self, rows: int) -> None:
         """Runs the uploaded step. The head behind the megakernel is launched plainly, because a cooperative launch
         has no programmatic dependents.
         """
         run = self._session, 0, len(self._program.ops), 1
-        if how != AT_ONCE or rows > MOST_AT_ONCE:
+        if self.how != AT_ONCE or rows > MOST_AT_ONCE:
             self._device.call("session_run", *run)
             return
         self._device.call("device_programmatic", 0)
