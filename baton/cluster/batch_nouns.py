@@ -45,6 +45,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     started: int = 0
     ended: int = 0
     cancelled: int = 0
+    cancelling: int = 0  # when somebody asked to cancel it
     output_file: str = ""
     error_file: str = ""
     errors: tuple[Json, ...] = ()

@@ -172,8 +172,8 @@ class BatchStore:
         return await self._counted([msgspec.json.decode(job, type=BatchJob) for job in found if job]), more
 
     async def _counted(self, jobs: list[BatchJob]) -> list[BatchJob]:
-        """Returns the jobs with their current numbers of answers and errors, and as "cancelling" where
-        that was asked for; an ended job has its own.
+        """Returns the jobs with their current numbers of answers and errors, and whether they are to be cancelled;
+        an ended job has its own.
         """
         running = [job for job in jobs if not job.ended]
         async with _reached():
@@ -181,13 +181,10 @@ class BatchStore:
             for job in running:
                 pipe.hlen(f"{self._jobs}{job.id}:output")
                 pipe.hlen(f"{self._jobs}{job.id}:errors")
-                pipe.exists(self._cancel(job.id))
-            counts = iter(await pipe.execute() if running else [])
-        now: dict[str, Json] = {}
-        for job in running:
-            now[job.id] = {"completed": next(counts), "failed": next(counts)}
-            now[job.id] |= {"status": "cancelling"} if next(counts) else {}
-        return [msgspec.structs.replace(job, **now.get(job.id, {})) for job in jobs]
+                pipe.get(self._cancel(job.id))
+            found = iter(await pipe.execute() if running else [])
+        now = {job.id: _present(job, next(found), next(found), next(found)) for job in running}
+        return [now.get(job.id, job) for job in jobs]
 
     async def forget_job(self, job_id: str) -> None:
         """Removes a job that has expired from the open jobs."""
@@ -200,15 +197,17 @@ class BatchStore:
             found = await cast(Awaitable[set[bytes]], self._redis.smembers(self._open))
         return sorted(member.decode() for member in found)
 
-    async def request_cancel(self, job_id: str) -> None:
-        """Asks whichever router works on the job to end it."""
+    async def request_cancel(self, job_id: str, at: int) -> None:
+        """Asks whichever router works on the job to end it; ``at`` is now, in Unix seconds. The first call's
+        counts.
+        """
         async with _reached():
-            await self._redis.set(self._cancel(job_id), b"1", ex=self._kept_s)
+            await self._redis.set(self._cancel(job_id), at, ex=self._kept_s, nx=True)
 
-    async def is_cancel_requested(self, job_id: str) -> bool:
-        """Returns whether ``request_cancel`` was called for the job."""
+    async def cancel_requested(self, job_id: str) -> int:
+        """Returns when ``request_cancel`` was first called for the job, in Unix seconds; 0 if it wasn't."""
         async with _reached():
-            return bool(await self._redis.exists(self._cancel(job_id)))
+            return int(await self._redis.get(self._cancel(job_id)) or 0)
 
     def _cancel(self, job_id: str) -> str:
         return f"{self._jobs}{job_id}:cancel"
@@ -321,3 +320,9 @@ async def _reached() -> AsyncIterator[None]:
         raise StorageFull("the cluster's store is full: delete files, or give Redis more memory") from None
     except (TimeoutError, RedisError, OSError) as error:
         raise Unavailable(f"the store of batch jobs can't be reached: {error}", retry_after_s=1.0) from None
+
+
+def _present(job: BatchJob, completed: int, failed: int, cancelling: bytes | None) -> BatchJob:
+    """Returns a job that hasn't ended as it is now."""
+    found = msgspec.structs.replace(job, completed=completed, failed=failed)
+    return msgspec.structs.replace(found, status="cancelling", cancelling=int(cancelling)) if cancelling else found

@@ -55,6 +55,11 @@ async def has_placer(redis: Redis, namespace: str) -> bool:
     return bool(await redis.exists(_placer_key(namespace)))
 
 
+async def was_placed(redis: Redis, namespace: str) -> bool:
+    """Returns whether a process has placed the namespace's workers, whether or not it runs still."""
+    return bool(await redis.exists(_planned_key(namespace)))
+
+
 def slots_of(scale: ScaleRequest) -> dict[str, str]:
     """Returns slot -> planned role for the numbers asked for; a slot's current role may differ."""
     return {f"prefill-{i}": "prefill" for i in range(scale.prefill)} | {

@@ -187,7 +187,8 @@ def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
     )
 
 
-_INFO_FIELDS = tuple(f for f in nouns.WorkerInfo.__struct_fields__ if f not in ("layout", "receivers"))
+_INFO_STRUCTS = ("layout", "receivers", "role_error")
+_INFO_FIELDS = tuple(f for f in nouns.WorkerInfo.__struct_fields__ if f not in _INFO_STRUCTS)
 _INFO_LISTS = ("eos_token_ids", "adapters", "rank_hosts")
 _INFO_MAPS = ("data_addresses", "widths")
 
@@ -196,7 +197,8 @@ def info_to_pb(info: nouns.WorkerInfo) -> w.WorkerInfo:
     """Returns a worker's description as protobuf."""
     receivers = [w.KvReceiver(address=each.address, part=extents_to_pb(each.part)) for each in info.receivers]
     fields = {f: getattr(info, f) for f in _INFO_FIELDS}
-    return w.WorkerInfo(layout=layout_to_pb(info.layout), receivers=receivers, **fields)
+    failed = None if info.role_error is None else error_to_pb(info.role_error)
+    return w.WorkerInfo(layout=layout_to_pb(info.layout), receivers=receivers, role_error=failed, **fields)
 
 
 def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
@@ -205,7 +207,9 @@ def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
     lists = {f: tuple(fields[f]) for f in _INFO_LISTS}
     maps = {f: dict(fields[f]) for f in _INFO_MAPS}
     receivers = tuple(nouns.KvReceiver(each.address, extents_from_pb(each.part)) for each in pb.receivers)
-    return nouns.WorkerInfo(layout=layout_from_pb(pb.layout), receivers=receivers, **fields | lists | maps)
+    failed = error_from_pb(pb.role_error) if pb.HasField("role_error") else None
+    fields |= lists | maps
+    return nouns.WorkerInfo(layout=layout_from_pb(pb.layout), receivers=receivers, role_error=failed, **fields)
 
 
 def extents_to_pb(extents: Iterable[nouns.Extent]) -> list[w.Extent]:

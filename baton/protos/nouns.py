@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from baton.protos.errors import ErrorInfo
 from baton.protos.version import PROTOCOL as PROTOCOL
 from baton.protos.version import product_version
 
@@ -223,6 +224,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     # Hosts of its ranks that each take what they read of every page; () if its address takes all. Describe alone
     # tells of them.
     receivers: tuple[KvReceiver, ...] = ()
+    role_error: ErrorInfo | None = None  # why this life has its former role again: the one asked for can't begin
 
 
 def process_of(incarnation: str) -> str:

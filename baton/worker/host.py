@@ -155,7 +155,7 @@ class WorkerHost:
 
     async def _play(self, engine: EngineProcess, core: WorkerCore) -> int | None:
         """One role, from ready to gone; the exit status, or None when ``core.change`` says what comes next."""
-        info = self._info(engine.ready)
+        info = self._info(engine.ready, core.refusal)
         report = core.begin(info)
         end_within(OPEN_S)
         async with AsyncExitStack() as stack:
@@ -165,7 +165,7 @@ class WorkerHost:
             server = await serve_grpc(self.spec, worker, stack)
             member = await join(self.spec, worker, report, stack, core.held)
             info = worker.control.info
-            if core.stayed and worker.control.announce is not None:
+            if core.refusal is not None and worker.control.announce is not None:
                 await worker.control.announce(info, info.role)  # a restart begins in the role that works
             self._say(state="ready", role=info.role, address=info.address, error=None)
             log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
@@ -275,9 +275,9 @@ class WorkerHost:
         await asyncio.gather(task, return_exceptions=True)
         return None
 
-    def _info(self, ready: EngineReady) -> WorkerInfo:
+    def _info(self, ready: EngineReady, role_error: ErrorInfo | None) -> WorkerInfo:
         info = describe(self.spec, ready, self.record.incarnation)
-        return msgspec.structs.replace(info, metrics_address=self.record.metrics_address)
+        return msgspec.structs.replace(info, metrics_address=self.record.metrics_address, role_error=role_error)
 
     def _say(self, **fields: object) -> None:
         self.record = msgspec.structs.replace(self.record, **fields)
@@ -293,7 +293,7 @@ class WorkerCore:
 
     change: RoleSwitch  # what ended the last role
     drains = False  # whether somebody has drained the worker, whatever its role
-    stayed = False  # whether that came to nothing, and the role begins again
+    refusal: ErrorInfo | None = None  # why that came to nothing, and the role begins again
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self.keys = itertools.count(1)
@@ -308,7 +308,7 @@ class WorkerCore:
         """Records that the engine has ``role`` now, which isn't the one that was asked for if there is an
         ``error``. Nobody who waits for the other one may take this life for it.
         """
-        self.stayed = error is not None
+        self.refusal = error
         if error is not None:
             log.error("%s stays a %s worker: %s", self._spec.slot, role, error.message)
             incarnation = f"{process_of(self.change.incarnation)}.{self.environment.new_id()}"

@@ -97,6 +97,7 @@ def test_a_workers_description_survives_the_wire(layout, eos):
     info = nouns.WorkerInfo(
         "w0", "inc", "decode", "127.0.0.1:1", "m", "ff", layout, 2048, 300, eos, 64, kv_backing="small pages",
         widths={"tp": 2}, rank_hosts=("", "10.0.0.2:7100"), bridges_windows=True,
+        role_error=ErrorInfo("ConfigError", "no such file", "speculation"),
     )  # fmt: skip
     pb = worker_pb2.WorkerInfo.FromString(convert.info_to_pb(info).SerializeToString())
     assert convert.info_from_pb(pb) == info

@@ -74,9 +74,9 @@ async def test_a_worker_that_is_drained_while_it_changes_its_role_drains_on_in_t
     monkeypatch.setattr(host, "beat", lambda *arguments: ready(None))
     monkeypatch.setattr(host, "end_within", lambda limit_s: None)
     worker = WorkerHost(spec("prefill"), WorkerSlot(Path("x"), "s"))
-    for name, made in {"_info": lambda said: None, "_say": lambda **said: None, "_until_over": until_over}.items():
+    for name, made in {"_info": lambda *said: None, "_say": lambda **said: None, "_until_over": until_over}.items():
         monkeypatch.setattr(worker, name, made)
-    core = SimpleNamespace(begin=lambda info: None, changed=lambda *said: None, drains=False, stayed=False)
+    core = SimpleNamespace(begin=lambda info: None, changed=lambda *said: None, drains=False, refusal=None)
     core.blocks = core.keys = core.environment = core.held = None
     for _ in range(3):
         assert await worker._play(SimpleNamespace(ready=None), core) is None  # type: ignore[arg-type]
@@ -96,6 +96,9 @@ async def test_a_host_whose_next_role_cannot_begin_serves_its_own_again_and_is_w
             lives = {before.incarnation, reply.incarnation}
             while not any(e.info.state == "ready" and e.info.incarnation not in lives for e in found(roster)):
                 await asyncio.sleep(0.01)
+            [now] = [e.info for e in found(roster) if e.info.incarnation not in lives]
+            assert now.role_error is not None
+            assert "speculation draft:nowhere: a paced engine" in now.role_error.message
             while await RoleWishes(redis, "baton").of("prefill-0") != "prefill":
                 await asyncio.sleep(0.01)
         now = await asyncio.to_thread(host.record)

@@ -20,10 +20,11 @@ from rich.console import Console
 
 from baton.cluster.membership import PolledRoster, connect
 from baton.cluster.roles import ROLES
-from baton.cluster.scale import ScaleRequest, ask, has_placer, read, require_possible, slots_of
+from baton.cluster.scale import ScaleRequest, ask, has_placer, read, require_possible, slots_of, was_placed
 from baton.console.cluster.workers import meeting_place
 from baton.protos.errors import ConfigError, StartupError, Unavailable
 from baton.protos.nouns import WorkerInfo
+from baton.protos.version import product_version
 
 LOOK_S = 0.2  # seconds between two looks at how many workers there are
 ABSENT_S = 2.0  # seconds without a placer's sign until there is none; an emptied Redis has one again in half
@@ -81,7 +82,7 @@ async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float)
         wanted = ScaleRequest(asked.get("prefill", present.prefill), asked.get("decode", present.decode))
         _require_roles(now, wanted)
         if wait_s and not _is_so(now, wanted):
-            await _require_placer(client, namespace)
+            await _require_placer(client, namespace, {info.version for info in now.values()})
         wanted = await ask(client, namespace, wanted, present)
         if wait_s:
             _require_played(await _until_placed(roster, wanted, wait_s), wanted)
@@ -114,17 +115,32 @@ def _is_so(now: dict[str, WorkerInfo], wanted: ScaleRequest) -> bool:
     return {slot: info.state for slot, info in now.items()} == dict.fromkeys(slots_of(wanted), "ready")
 
 
-async def _require_placer(client: Redis, namespace: str) -> None:
-    """Raises StartupError if no process gives a sign within ABSENT_S that it places this namespace's workers."""
+async def _require_placer(client: Redis, namespace: str, versions: set[str]) -> None:
+    """Raises StartupError if no process gives a sign within ABSENT_S that it places this namespace's workers, whose
+    builds are of ``versions``.
+    """
     deadline = time.monotonic() + ABSENT_S
     while not await has_placer(client, namespace):
         if time.monotonic() > deadline:
-            raise StartupError(
-                f"nobody places workers in the namespace {namespace!r}, so nothing was asked for: start `baton "
-                "serve` or `baton place` there, or start and end workers as you did those that run (`baton "
-                "worker`, `kubectl scale`, `helm upgrade`). `--wait 0` leaves the numbers for a later placer"
-            )
+            raise await _nobody(client, namespace, versions)
         await asyncio.sleep(LOOK_S)
+
+
+async def _nobody(client: Redis, namespace: str, versions: set[str]) -> StartupError:
+    """Returns the error that nobody is seen to place workers; a build of before such signs gives none."""
+    if not await was_placed(client, namespace):
+        return StartupError(
+            f"nobody places workers in the namespace {namespace!r}, so nothing was asked for: start `baton "
+            "serve` or `baton place` there, or start and end workers as you did those that run (`baton "
+            "worker`, `kubectl scale`, `helm upgrade`). `--wait 0` leaves the numbers for a later placer"
+        )
+    others = ", ".join(sorted(one or "unknown" for one in versions - {product_version()}))
+    theirs = f" (workers here run baton {others}, this is {product_version()})" if others else ""
+    return StartupError(
+        f"who placed workers in the namespace {namespace!r} gives no sign, so nothing was asked for: that `baton "
+        f"serve` or `baton place` has ended, or is of an older build, which gives none{theirs}. If it runs, "
+        "`--wait 0` asks it, and `baton workers` shows what it does; else start it again"
+    )
 
 
 def _require_roles(now: dict[str, WorkerInfo], wanted: ScaleRequest) -> None:

@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses", "kv_backing", "version", "widths", "takes_extents", "bridges_windows", "receivers", "rank_hosts")
+    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses", "kv_backing", "version", "widths", "takes_extents", "bridges_windows", "receivers", "role_error", "rank_hosts")
     class DataAddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class WorkerInfo(_message.Message):
     TAKES_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     BRIDGES_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     RECEIVERS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_ERROR_FIELD_NUMBER: _ClassVar[int]
     RANK_HOSTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
@@ -78,8 +79,9 @@ class WorkerInfo(_message.Message):
     takes_extents: bool
     bridges_windows: bool
     receivers: _containers.RepeatedCompositeFieldContainer[KvReceiver]
+    role_error: WireError
     rank_hosts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ..., kv_backing: _Optional[str] = ..., version: _Optional[str] = ..., widths: _Optional[_Mapping[str, int]] = ..., takes_extents: _Optional[bool] = ..., bridges_windows: _Optional[bool] = ..., receivers: _Optional[_Iterable[_Union[KvReceiver, _Mapping]]] = ..., rank_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ..., kv_backing: _Optional[str] = ..., version: _Optional[str] = ..., widths: _Optional[_Mapping[str, int]] = ..., takes_extents: _Optional[bool] = ..., bridges_windows: _Optional[bool] = ..., receivers: _Optional[_Iterable[_Union[KvReceiver, _Mapping]]] = ..., role_error: _Optional[_Union[WireError, _Mapping]] = ..., rank_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_seconds",)

@@ -21,7 +21,7 @@ BLOCK = 64  # requests in a block whose work is kept as a sum, because a sum ove
 MOMENT_S = 1e-3  # seconds that placements are taken to have lasted at least
 
 
-class Placement(NamedTuple):
+class PlacedWork(NamedTuple):
     """Holds when a request was placed, in seconds, its work in tokens, and its context class."""
 
     at: float
@@ -98,7 +98,7 @@ class PoolQueue:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._classes: dict[str, OrderedWork] = {}
-        self._placements: deque[Placement] = deque(maxlen=PACED)
+        self._placements: deque[PlacedWork] = deque(maxlen=PACED)
 
     def __len__(self) -> int:
         """Returns the number of requests that wait."""
@@ -131,7 +131,7 @@ class PoolQueue:
 
     def placed(self, waiting: Ticket) -> None:
         """Notes that a request is placed now."""
-        self._placements.append(Placement(self._clock(), waiting.load.work, waiting.queue))
+        self._placements.append(PlacedWork(self._clock(), waiting.load.work, waiting.queue))
 
     def wait_s(self, order: Order) -> float:
         """Returns the seconds until those before ``order`` are placed, at the pace of the last placements; 0 while

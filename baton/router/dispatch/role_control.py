@@ -13,7 +13,15 @@ from math import gcd
 
 import msgspec
 
-from baton.protos.errors import DeadlineExceeded, InvalidRequest, NoWorker, WorkerUnknown
+from baton.protos.errors import (
+    BatonError,
+    DeadlineExceeded,
+    ErrorInfo,
+    InvalidRequest,
+    NoWorker,
+    WorkerUnknown,
+    from_info,
+)
 from baton.protos.nouns import WorkerInfo
 from baton.router.dispatch.view import ClusterView
 from baton.router.workers.link import WorkerLink
@@ -74,8 +82,8 @@ class RoleControl:
         """Changes several workers' roles at once and waits until all serve in it; running prefills get ``grace_s``
         seconds.
 
-        Raises WorkerUnknown, NoWorker, DeadlineExceeded, and InvalidRequest: unless ``force``, each role that
-        workers leave must keep a ready worker of the same model.
+        Raises WorkerUnknown, NoWorker, DeadlineExceeded, the error of a worker that can't begin the role, and
+        InvalidRequest: unless ``force``, each role that workers leave must keep a ready worker of the same model.
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
@@ -123,8 +131,9 @@ class RoleControl:
         since, worker_id, before = self._clock(), link.info.worker_id, link.info.role
         if role == before:
             return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
-        incarnation = await link.set_role(role, grace_s)
-        await self._until_served(worker_id, incarnation, since + grace_s + CHANGE_S)
+        former = link.info.incarnation
+        asked = await link.set_role(role, grace_s)
+        incarnation = await self._until_served(worker_id, role, {former, asked}, since + grace_s + CHANGE_S)
         return RoleChange(worker_id, before, role, self._clock() - since, incarnation)
 
     def _link(self, worker_id: str) -> WorkerLink:
@@ -145,16 +154,28 @@ class RoleControl:
             if not any(i.role == one.role for i in staying):
                 raise _would_leave_none(one, len(staying) + sum(i.model_id == one.model_id for i in leaving))
 
-    async def _until_served(self, worker_id: str, incarnation: str, deadline: float) -> None:
-        while not self._serves(worker_id, incarnation):
+    async def _until_served(self, worker_id: str, role: str, lives: set[str], deadline: float) -> str:
+        """Waits until the worker serves ``role``, and returns the incarnation in which it does.
+
+        ``lives`` are the incarnation that it left and the one that it said it would have. It has another one where
+        it was ended on its way and started again, which is as good, and where it couldn't begin the role.
+        """
+        while True:
+            await self._look()
+            for info in [k.info for k in self._links if k.up and k.info.worker_id == worker_id]:
+                if info.state == "ready" and info.role == role:
+                    return info.incarnation
+                if info.role_error is not None and info.incarnation not in lives:
+                    raise _refused(info, info.role_error)
             if self._clock() > deadline:
                 raise DeadlineExceeded(f"{worker_id} did not come back in its new role; its log says why")
             await asyncio.sleep(LOOK_S)
-            await self._look()
 
-    def _serves(self, worker_id: str, incarnation: str) -> bool:
-        links = (k for k in self._links if k.info.worker_id == worker_id)
-        return any(k.up and k.info.incarnation == incarnation and k.info.state == "ready" for k in links)
+
+def _refused(info: WorkerInfo, why: ErrorInfo) -> BatonError:
+    """Returns the error, of the type that the worker named, that it has its former role again, and why."""
+    text = f"{info.worker_id} stays a {info.role} worker: {why.message}"
+    return from_info(msgspec.structs.replace(why, message=text))
 
 
 def _would_leave_none(one: WorkerInfo, workers: int) -> InvalidRequest:

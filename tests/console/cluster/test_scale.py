@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cluster.membership import Membership, connect
-from baton.cluster.scale import ScaleRequest, announce_placer, read
+from baton.cluster.scale import ScaleRequest, announce_placer, begin, read
 from baton.console.cluster.scale import parse
 from baton.console.main import app
 from baton.launch.redis_server import RedisServer
@@ -52,6 +52,12 @@ async def asked(url: str) -> ScaleRequest | None:
         await redis.aclose()
 
 
+async def numbers_were_placed(url: str) -> None:
+    redis = connect(url)
+    await begin(redis, "baton", ScaleRequest(1, 1))
+    await redis.aclose()
+
+
 async def placer_looks(url: str) -> None:
     redis = connect(url)
     await announce_placer(redis, "baton")
@@ -81,6 +87,20 @@ def test_where_nobody_places_workers_that_is_said_at_once_and_nothing_is_asked(p
     assert "`baton serve` or `baton place`" in said
     assert time.monotonic() - began < 20
     assert asyncio.run(asked(url)) is None
+
+
+def test_a_placer_of_an_older_build_that_gives_no_sign_is_not_denied(plays, server) -> None:
+    url = plays(prefill_0="prefill", decode_0="decode")
+    asyncio.run(numbers_were_placed(url))
+    code, said = scaled(url, "decode=4", "--wait", "30")
+    assert (code, "gives no sign" in said, "older build" in said, "`--wait 0` asks it" in said) == (
+        1,
+        True,
+        True,
+        True,
+    )
+    assert "workers here run baton unknown" in said
+    assert asyncio.run(asked(url)).decode == 1
 
 
 def test_slots_that_play_the_roles_that_were_asked_for_are_a_success(plays) -> None:

@@ -6,25 +6,26 @@ import time
 import msgspec
 import pytest
 
-from baton.protos.errors import InvalidRequest, NoWorker, Unavailable
+from baton.protos.errors import ConfigError, ErrorInfo, InvalidRequest, NoWorker, Unavailable
 from baton.protos.nouns import WorkerInfo
 from baton.router.dispatch.role_control import RoleControl
 from tests.router.fake_services import info
 
 
 class Link:
-    """A worker's link that changes after ``after_s``, or fails."""
+    """A worker's link that changes after ``after_s``, or fails; ``comes_back`` is what its worker is then."""
 
-    def __init__(self, is_now: WorkerInfo, after_s: float = 0.0, fails: bool = False) -> None:
+    def __init__(self, is_now: WorkerInfo, after_s: float = 0.0, fails: bool = False, **comes_back: object) -> None:
         self.info, self.up = is_now, True
-        self._after_s, self._fails = after_s, fails
+        self._after_s, self._fails, self._comes_back = after_s, fails, comes_back
 
     async def set_role(self, role: str, grace_s: float) -> str:
         await asyncio.sleep(self._after_s)
         if self._fails:
             raise Unavailable("it would not")
-        self.info = msgspec.structs.replace(self.info, role=role)
-        return self.info.incarnation
+        asked = f"{self.info.incarnation}.1"
+        self.info = msgspec.structs.replace(self.info, **{"role": role, "incarnation": asked} | self._comes_back)
+        return asked
 
 
 class View:
@@ -62,6 +63,22 @@ async def test_when_one_of_several_changes_fails_the_others_are_over_too_before_
     with pytest.raises(Unavailable, match="it would not"):
         await control(links).move(["decode-1", "decode-2"], "prefill", 0.0)
     assert [k.info.role for k in links] == ["decode", "decode", "prefill"]
+
+
+async def test_a_worker_that_cannot_begin_the_role_says_why_at_once():
+    why = ErrorInfo("ConfigError", "speculation: no draft model at /d", "speculation")
+    link = Link(worker(0), role="decode", incarnation="decode0.2", role_error=why)
+    links = [link, Link(worker(1))]
+    with pytest.raises(ConfigError, match="decode-0 stays a decode worker: speculation: no draft model at /d"):
+        await asyncio.wait_for(control(links).set_role("decode-0", "prefill", 0.0), 10)
+    link._comes_back = {"role_error": None}  # it can, the second time: what it said of the first counts no more
+    assert (await control(links).set_role("decode-0", "prefill", 0.0)).after == "prefill"
+
+
+async def test_a_worker_that_was_ended_on_its_way_and_started_again_in_the_role_has_changed():
+    links = [Link(worker(0), incarnation="another process"), Link(worker(1))]
+    change = await asyncio.wait_for(control(links).set_role("decode-0", "prefill", 0.0), 10)
+    assert (change.after, change.incarnation) == ("prefill", "another process")
 
 
 async def test_a_ratio_that_too_few_ready_workers_could_form_changes_none():

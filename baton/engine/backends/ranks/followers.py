@@ -93,9 +93,15 @@ class Follower:
         socket.send_fds(self._socket, [size.to_bytes(8, "little")], [fd])
 
     def begin_tell(self, fd: int, size: int) -> None:
-        """Sends a descriptor and its size, which the follower uses by and by (``await_heard``)."""
-        with suppress(ConnectionError):  # whoever died is heard of by ``await_heard``
+        """Sends a descriptor and its size, which the follower uses by and by (``await_heard``). Raises RankLost, as
+        for want of memory or descriptors.
+        """
+        try:
             self.give(fd, size)
+        except ConnectionError:
+            pass  # whoever died is heard of by ``await_heard``
+        except OSError as error:
+            raise self._untold(error) from error
 
     def await_heard(self, patience_s: float) -> None:
         """Returns when the follower has used what ``begin_tell`` sent. Raises RankLost, also after ``patience_s``
@@ -108,8 +114,13 @@ class Follower:
             raise RankLost(f"rank {self.rank} is stuck: it doesn't take what it is told", rank=self.rank) from None
         except ConnectionError:
             heard = b""
+        except OSError as error:
+            raise self._untold(error) from error
         if not heard:
             raise RankLost(f"rank {self.rank} is gone", rank=self.rank)
+
+    def _untold(self, error: OSError) -> RankLost:
+        return RankLost(f"rank {self.rank} can't be told what it waits for: {error}", rank=self.rank)
 
     def begin_link(self, plan: LinkPlan | RoomPlan) -> None:
         """Has the follower connect to other hosts, or open the rooms of other cards, as ``plan`` says."""

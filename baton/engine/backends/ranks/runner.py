@@ -187,12 +187,9 @@ class RankRunner(StepRunner):
         on.
         """
         call(self._ranks)
-        try:
-            self._followers.tell(fd, size, self._bound_s)
-            if self._hosts is not None:
-                self._hosts.tell(fd, size, self._bound_s)
-        except OSError as error:
-            raise RankLost(f"ranks can't be told what they wait for: {error}", rank=1) from error
+        self._followers.tell(fd, size, self._bound_s)
+        if self._hosts is not None:
+            self._hosts.tell(fd, size, self._bound_s)
 
     def leave(self) -> None:
         """Ends the processes of the other ranks."""

@@ -259,10 +259,10 @@ class BatchLane:
         while self._queued() or not self._service.serving.ready() or loop.time() > held.until:
             await asyncio.sleep(ROOM_EVERY_S)
             if loop.time() >= looked_at + RETRY_S:
-                if await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
+                if await self._patiently(lambda: self._store.cancel_requested(job.id)):
                     return True
                 looked_at = loop.time()
-        while not (cancelled := await self._patiently(lambda: self._store.is_cancel_requested(job.id))):
+        while not (cancelled := await self._patiently(lambda: self._store.cancel_requested(job.id))):
             if await self._patiently(lambda: self._store.has_room(held.stored + LINE_BYTES)):
                 break
             if not held.waits:
@@ -270,7 +270,7 @@ class BatchLane:
             held.waits = True
             await asyncio.sleep(RETRY_S)
         held.waits = False
-        return cancelled
+        return bool(cancelled)
 
     async def _line(
         self,
@@ -309,7 +309,7 @@ class BatchLane:
                 log.exception("a line of %s failed in the router", job.id)
                 failed = BatonError(f"the router failed on this line: {error}")
                 break
-            if attempt == TRIES or await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
+            if attempt == TRIES or await self._patiently(lambda: self._store.cancel_requested(job.id)):
                 break
             await place.pause(pause)
         return orjson.dumps(_gave_up(line, request_id, failed)), False
@@ -322,7 +322,7 @@ class BatchLane:
         Raises JobClaimLost.
         """
         now, claim = self._now(), held.claim
-        cancelled = await self._patiently(lambda: self._store.is_cancel_requested(job.id))
+        cancelled = await self._patiently(lambda: self._store.cancel_requested(job.id))
         good = await self._patiently(lambda: self._store.answers(job.id, True))
         bad = await self._patiently(lambda: self._store.answers(job.id, False))
         if not error and not cancelled and len(good.keys() | bad.keys()) < job.total:
@@ -334,6 +334,7 @@ class BatchLane:
             failed=len(bad),
             ended=now,
             cancelled=now if cancelled else 0,
+            cancelling=cancelled,
             errors=(error,) if error else (),
             output_file=await self._file(job, claim, "output", good, now),
             error_file=await self._file(job, claim, "errors", bad, now),

@@ -108,8 +108,8 @@ def batch_routes(surface: BatchSurface) -> APIRouter:
     async def cancel(job_id: str) -> Response:
         job = await _job(surface, job_id)
         if not job.ended:
-            await _store(surface).request_cancel(job.id)
-            job = msgspec.structs.replace(job, status="cancelling")
+            await _store(surface).request_cancel(job.id, int(surface.environment.wall_clock()))
+            job = await _job(surface, job_id)
         return json_response(_job_json(job))
 
     return routes
@@ -249,6 +249,7 @@ def _job_json(job: BatchJob) -> Json:
         "error_file_id": job.error_file or None,
         "created_at": job.created,
         "in_progress_at": job.started or None,
+        "cancelling_at": job.cancelling or None,
         "expires_at": job.created + DAY_S,
         "request_counts": {"total": job.total, "completed": job.completed, "failed": job.failed},
         "metadata": job.metadata or None,

@@ -226,7 +226,7 @@ async def test_a_tenants_jobs_go_one_after_the_other(bench, monkeypatch) -> None
 
 async def test_a_cancelled_job_ends_also_while_others_wait_for_workers(bench, monkeypatch) -> None:
     await bench.submit(5)
-    await bench.store.request_cancel(JOB.id)
+    await bench.store.request_cancel(JOB.id, 1)
     async with BatchLane(bench.service, bench.store, "router", lambda: 1).running():
         job, lines = await bench.ended()
     assert (job.status, lines) == ("cancelled", [])
@@ -256,7 +256,7 @@ async def test_a_line_waits_neither_after_its_last_attempt_nor_for_a_job_that_is
 ) -> None:
     async def answer(service, line, request_id):
         if status == "cancelled":
-            await bench.store.request_cancel(JOB.id)
+            await bench.store.request_cancel(JOB.id, 1)
         raise WorkerLost("the decode worker does not answer")
 
     monkeypatch.setattr(batch_lane, "answer_line", answer)

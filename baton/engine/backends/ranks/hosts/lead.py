@@ -43,6 +43,10 @@ from baton.protos.nouns import KvLayout
 from baton.protos.version import product_version
 from baton.tls.identity import Identity
 
+# Seconds in which another host must have loaded its ranks' weights once the lead has its own: 1 TB at 0.6 GB/s. Its
+# machine may stand still with its connection open, as where a network file system does, and nobody would know.
+LOADED_S = 1800.0
+DONE_S = 300.0  # seconds in which it must have mapped its memory and started what it was told to
 LEAVE_S = 2.0  # seconds for other hosts' ranks to leave when told to
 
 
@@ -71,7 +75,7 @@ class RemoteHost:
 
     def await_loaded(self) -> HostLoaded:
         """Returns the host's report that its ranks have loaded their weights. Raises their error."""
-        found = self._said()
+        found = self._said(LOADED_S, "to load its ranks' weights")
         assert isinstance(found, HostLoaded), found
         return found
 
@@ -79,21 +83,33 @@ class RemoteHost:
         """Returns, when the host has done what it was told, the port of its KV sender, 0 for none. Raises its
         error.
         """
-        found = self._said()
+        found = self._said(DONE_S, "to map its memory")
         assert isinstance(found, HostDone), found
         return found.port
 
-    def _said(self) -> HostLoaded | HostDone:
+    def _said(self, limit_s: float, do: str) -> HostLoaded | HostDone:
+        """Returns what the host says next, within ``limit_s`` seconds. Raises its error, and StartupError."""
+        self.control.sock.settimeout(limit_s)
         try:
             found = self.control.receive(FROM_HOST)
         except OSError as error:
+            if isinstance(error, TimeoutError) and error.errno is None:  # else of a peer that is gone
+                raise self._silent(limit_s, do) from None
             raise self._gone(error) from None
+        finally:
+            with suppress(OSError):  # closed meanwhile
+                self.control.sock.settimeout(None)
         if isinstance(found, HostFailed):
             text = f"{FIELD} {self.address}: {found.error.message}"
             raise from_info(msgspec.structs.replace(found.error, message=text))
         if isinstance(found, HostLost):
             raise self._gone(found.how)
         return found
+
+    def _silent(self, limit_s: float, do: str) -> StartupError:
+        text = f"{FIELD}: the ranks at {self.address} took longer than {limit_s:g} s {do}"
+        text = f"{text}; see the log of `baton ranks` there, and whether its machine or its files stand still"
+        return StartupError(text, FIELD)
 
     def _gone(self, why: object) -> StartupError:
         return StartupError(f"{FIELD}: the ranks at {self.address} are gone: {why}", FIELD)
@@ -181,7 +197,12 @@ class LeadHosts:
         """Passes a note of ``size`` bytes in the memory file ``fd`` to all hosts, whose ranks must be listening;
         returns when they have used it. Raises RankLost, also after ``patience_s`` seconds (0: no limit).
         """
-        with mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as note, memoryview(note) as said:
+        try:
+            note = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            text = f"ranks of another host can't be told what they wait for: {error}"
+            raise RankLost(text, rank=self._first) from error
+        with note, memoryview(note) as said:
             for host in self._all:
                 with suppress(OSError):  # whoever is gone is heard of
                     host.control.send(HostNote())

@@ -1,5 +1,6 @@
 """The process that has a worker's ranks on another host: it ends with its lead, and obeys its own build alone."""
 
+import errno
 import os
 import select
 import socket
@@ -12,14 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.engine.backends.ranks.hosts import control
-from baton.engine.backends.ranks.hosts.control import NONCE, SAID, answer_to_lead, dial
+from baton.engine.backends.ranks.followers import Follower
+from baton.engine.backends.ranks.hosts import control, lead
+from baton.engine.backends.ranks.hosts.control import NONCE, SAID, Control, answer_to_lead, dial
 from baton.engine.backends.ranks.hosts.greeting import Greeter
-from baton.engine.backends.ranks.hosts.lead import LeadHosts
-from baton.engine.backends.ranks.hosts.messages import FROM_HOST, HostFailed, HostStart
+from baton.engine.backends.ranks.hosts.lead import LeadHosts, RemoteHost
+from baton.engine.backends.ranks.hosts.messages import FROM_HOST, HostFailed, HostLoaded, HostStart
 from baton.engine.config import EngineConfig
 from baton.kernels.abi.build import sources_key
-from baton.protos.errors import BatonError, StartupError
+from baton.protos.errors import BatonError, RankLost, StartupError
 from baton.protos.version import product_version
 from tests.e2e.fleet import wait_for
 from tests.e2e.test_ranks import gone
@@ -131,3 +133,30 @@ def test_a_lead_waits_for_a_host_that_comes_later() -> None:
                 assert answer is not None
                 sock.sendall(answer)
                 waiting.result(60).close()
+
+
+def test_a_host_that_says_nothing_while_it_loads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "LOADED_S", 0.05)
+    here, there = socket.socketpair()
+    with here, there:
+        host = RemoteHost.__new__(RemoteHost)
+        host.address, host.control = "h:1", Control(here, "127.0.0.1", "127.0.0.1")
+        with pytest.raises(StartupError, match=r"the ranks at h:1 took longer than 0.05 s to load"):
+            host.await_loaded()
+        Control(there, "127.0.0.1", "127.0.0.1").send(HostLoaded("f", 7))
+        assert host.await_loaded() == HostLoaded("f", 7)  # no limit stays behind
+        assert here.gettimeout() is None
+
+
+def test_a_rank_that_could_not_be_told_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(sock: socket.socket, said: object, fds: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(socket, "send_fds", full)
+    follower = Follower.__new__(Follower)
+    here, there = socket.socketpair()
+    with here, there:
+        follower.rank, follower._socket = 3, here
+        with pytest.raises(RankLost, match="rank 3 can't be told") as lost:
+            follower.begin_tell(0, 1)
+        assert lost.value.rank == 3
