@@ -51,10 +51,13 @@ def resources() -> Schema:
     return table(requests=amounts, limits=amounts, claims=LIST)
 
 
+def where() -> dict[str, Schema]:
+    return {"nodeSelector": STRINGS, "tolerations": LIST, "affinity": MAP, "priorityClassName": TEXT}
+
+
 def placement() -> dict[str, Schema]:
-    return {
-        "nodeSelector": STRINGS, "tolerations": LIST, "affinity": MAP, "topologySpreadConstraints": LIST,
-        "priorityClassName": TEXT, "podAnnotations": STRINGS, "podLabels": STRINGS, "extraEnv": LIST,
+    return where() | {
+        "topologySpreadConstraints": LIST, "podAnnotations": STRINGS, "podLabels": STRINGS, "extraEnv": LIST,
     }  # fmt: skip
 
 
@@ -112,6 +115,7 @@ def workers() -> Schema:
             version={"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
             upgradeStrategy={"enum": ["None", "Recreate"]},
             headResources=resources(),
+            **where(),
         ),
     )
 
@@ -203,6 +207,7 @@ def whole() -> Schema:
             existingSecret=TEXT,
             maxMemory=REDIS_SIZE,
             resources=resources(),
+            **where(),
             external=table(url=redis_url, existingSecret=TEXT, caSecret=TEXT),
         ),
         "tls": table(

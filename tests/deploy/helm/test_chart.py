@@ -222,6 +222,29 @@ def test_a_worker_under_mtls_is_alive_while_its_host_lives_and_says_so(tmp_path:
     assert not alive(age_s=30)
 
 
+def test_every_pod_can_be_put_on_nodes_that_are_tainted() -> None:
+    toleration = {"key": "dedicated", "operator": "Exists"}
+    own = {"tolerations": [toleration], "nodeSelector": {"pool": "llm"}, "priorityClassName": "high"}
+    for mode in ("pods", "raycluster"):
+        workers = {"mode": mode, "defaults": own, "ray": own}
+        adapters = {"source": "pvc", "pvc": {"claimName": "a"}, "serve": {"sql": {"path": "sql"}}}
+        found = render({"workers": workers, "router": own, "redis": own, "adapters": adapters})
+        pods = [spec for manifest in found for spec in _pod_specs(manifest)]
+        assert len(pods) == (5 if mode == "pods" else 6)
+        for spec in pods:
+            assert spec["tolerations"] == [toleration], spec
+            assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "llm"}, "high"), spec
+
+
+def _pod_specs(part) -> list:
+    """Every spec of a pod within a manifest."""
+    if isinstance(part, list):
+        return [spec for one in part for spec in _pod_specs(one)]
+    if not isinstance(part, dict):
+        return []
+    return [part] if "containers" in part else [spec for one in part.values() for spec in _pod_specs(one)]
+
+
 def test_a_raycluster_has_a_group_per_pool_that_offers_its_role() -> None:
     ray = one(render(profile("values-heterogeneous.yaml")), "RayCluster", "demo-baton")
     groups = {g["groupName"]: g for g in ray["spec"]["workerGroupSpecs"]}

@@ -151,7 +151,7 @@ replicas: {{ int .spec.replicas }}
 {{- end -}}
 {{- end -}}
 
-{{/* Where a pod may run: (the pool, or .Values.router). */}}
+{{/* Where a pod may run: (the pool, or .Values.router, which the adapters' Job follows, .redis or .workers.ray). */}}
 {{- define "baton.placement" -}}
 {{- with .nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
