@@ -26,7 +26,6 @@ from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, ListPage
 from baton.cluster.batch_scripts import ADD, ANSWER, CLAIM, CLOSE, DROP, RELEASE, RENEW, UPDATE
 from baton.cluster.store.room import ANSWERS, COPIES, UPLOADS, RedisMemory
 from baton.protos.errors import InvalidRequest, StorageFull, Unavailable
-from baton.protos.json import Json
 
 KEPT_S = 7 * 86_400  # seconds that files and jobs are kept by default: a week
 JOB_BYTES = 4096  # of a job's state, about

@@ -221,7 +221,7 @@ class BatchLane:
 
     async def _end_if_cancelled(self, job: BatchJob, asked: list[asyncio.Task[None]]) -> None:
         """Ends the lines under way, ``asked``, once the job has been to be cancelled for GRACE_S."""
-        while not await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
+        while not await self._patiently(lambda: self._store.cancel_requested(job.id)):
             heed_cancel()
             await asyncio.sleep(RETRY_S)
         await asyncio.sleep(GRACE_S)
