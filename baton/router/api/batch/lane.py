@@ -309,7 +309,9 @@ class BatchLane:
                 log.exception("a line of %s failed in the router", job.id)
                 failed = BatonError(f"the router failed on this line: {error}")
                 break
-            if attempt == TRIES or await self._patiently(lambda: self._store.cancel_requested(job.id)):
+            if attempt == TRIES:
+                break
+            if await self._patiently(lambda: self._store.cancel_requested(job.id)):
                 break
             await place.pause(pause)
         return orjson.dumps(_gave_up(line, request_id, failed)), False
