@@ -970,16 +970,16 @@ BUGS = (
     ),
     Bug(
         "requests in flight hold twice the bytes that they may",
-        "router/dispatch/admission.py",
-        "        if self._bytes + load.size > self._max_bytes:",
-        "        if self._bytes + load.size > 2 * self._max_bytes:",
+        "router/dispatch/held_bytes.py",
+        "self.total + newcomer.load.size - self.most, ",
+        "self.total + newcomer.load.size - 2 * self.most, ",
         size=FEW_BYTES,
     ),
     Bug(
         "a request is refused for bytes of which a quarter are held",
-        "router/dispatch/admission.py",
-        "        if self._bytes + load.size > self._max_bytes:",
-        "        if 4 * (self._bytes + load.size) > self._max_bytes:",
+        "router/dispatch/held_bytes.py",
+        "self.total + newcomer.load.size - self.most, ",
+        "4 * (self.total + newcomer.load.size) - self.most, ",
         size=FEW_BYTES,
     ),
 )
