@@ -193,7 +193,7 @@ async def test_a_cancelled_batch_keeps_what_it_had(bench, fake) -> None:
         assert (asked := await bench.openai.batches.cancel(batch.id)).status == "cancelling"
         fake.first_token.set()
         done = await bench.ended(batch.id)
-    assert (done.status, bool(done.cancelled_at), done.cancelling_at) == ("cancelled", True, asked.cancelling_at or "?")
+    assert (done.status, done.cancelling_at) == ("cancelled", asked.cancelling_at or "none")
     assert 0 < done.request_counts.completed < 60
 
 
