@@ -74,6 +74,8 @@ class Admission:
                 self._make_room(ticket)
         except Overloaded:
             self._shares.refund(pool, Place(ticket.order, load))
+            if pool not in self._pools:
+                self._shares.idle(pool)
             raise
         self._free_bytes(yielding)
         self._count(ticket)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -22,6 +22,7 @@ import msgspec
 LOOK_AHEAD = 8  # tickets of a queue that are tried when those before them find no room
 PATIENCE_S = 2.0  # a ticket that waited longer is passed by nobody of its pool
 LEVEL_WORK = 65_536.0  # tokens of work that a level of priority is worth
+MOST_IDLE = 1024  # pools whose virtual time is kept while nobody has shares: clients name models that aren't there
 MOST_OUTPUT = 1024  # tokens counted of max_tokens, because it is often a bound that no answer reaches
 
 Order = tuple[float, int]  # where a request's share begins in virtual time, then its arrival: lower is sooner
@@ -90,16 +91,18 @@ class FairShares:
     """Keeps the virtual time of each pool, and the virtual time at which each tenant's next request begins."""
 
     def __init__(self) -> None:
-        self._virtual: Counter[str] = Counter()
+        self._virtual: dict[str, float] = {}
+        self._least_virtual = 0.0  # where the virtual time of a pool begins that isn't known
         self._last: defaultdict[str, dict[str, float]] = defaultdict(dict)  # by pool and tenant
         self._arrivals = itertools.count()
         self._first_arrivals: dict[str, int] = {}  # by pool, since its shares were reset
+        self._least_arrival = 0
 
     def order(self, pool: str, load: RequestLoad) -> Order:
         """Returns the order key of a new request: the virtual time at which its share begins, shifted by its
         priority; then its arrival number.
         """
-        begin = max(self._virtual[pool], self._last[pool].get(load.tenant, 0.0))
+        begin = max(self._virtual_of(pool), self._last[pool].get(load.tenant, 0.0))
         self._last[pool][load.tenant] = begin + load.work / load.weight
         return begin + load.priority * LEVEL_WORK, next(self._arrivals)
 
@@ -112,14 +115,14 @@ class FairShares:
         that is behind it in order, as by its priority, holds nothing back.
         """
         begin = placed.begin if first is None or placed.order < first.order else min(placed.begin, first.begin)
-        self._virtual[pool] = max(self._virtual[pool], begin)  # type: ignore[assignment]
+        self._virtual[pool] = max(self._virtual_of(pool), begin)
 
     def refund(self, pool: str, place: Place) -> None:
         """Takes back what ``order`` counted for a request that was refused or left before it was placed: its tenant
         is not put back for work that nobody does.
         """
         last, tenant = self._last.get(pool, {}), place.load.tenant
-        if tenant in last and place.order[1] >= self._first_arrivals.get(pool, 0):
+        if tenant in last and place.order[1] >= self._first_arrivals.get(pool, self._least_arrival):
             last[tenant] -= place.load.work / place.load.weight
 
     def pools(self) -> list[str]:
@@ -133,8 +136,21 @@ class FairShares:
         """
         lasts = self._last.pop(pool, None)
         if lasts is not None:
-            self._virtual[pool] = max(self._virtual[pool], *lasts.values())  # type: ignore[assignment]
+            self._virtual[pool] = max(self._virtual_of(pool), *lasts.values())
             self._first_arrivals[pool] = next(self._arrivals)
+            if len(self._virtual) > len(self._last) + MOST_IDLE:
+                self._forget_idle()
+
+    def _virtual_of(self, pool: str) -> float:
+        return self._virtual.setdefault(pool, self._least_virtual)
+
+    def _forget_idle(self) -> None:
+        """Drops what is kept of pools in which nobody has shares. They begin later than any of them has come to, so
+        that their virtual time moves on as well.
+        """
+        for pool in self._virtual.keys() - self._last.keys():
+            self._least_virtual = max(self._least_virtual, self._virtual.pop(pool))
+            self._least_arrival = max(self._least_arrival, self._first_arrivals.pop(pool, 0))
 
 
 class FairQueue(Generic[W]):

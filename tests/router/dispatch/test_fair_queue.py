@@ -7,6 +7,7 @@ import pytest
 
 from baton.router.dispatch.fair_queue import (
     LOOK_AHEAD,
+    MOST_IDLE,
     PATIENCE_S,
     FairQueue,
     FairShares,
@@ -101,3 +102,18 @@ def test_a_request_of_low_priority_that_waits_gives_a_newcomer_no_start_before_t
 
 def test_work_counts_an_output_bound_only_as_far_as_answers_reach() -> None:
     assert (work_of(100, 50), work_of(100, 50, 3), work_of(1, 1 << 20)) == (150, 250, 1025)
+
+
+def test_pools_that_were_named_once_are_not_kept_and_virtual_time_moves_on() -> None:
+    shares, load = FairShares(), RequestLoad(tenant="a", work=10.0)
+    waits, again = shares.order("kept", load), shares.order("left", load)
+    shares.placed("left", Place(again, load))
+    shares.idle("left")
+    for name in range(3 * MOST_IDLE):
+        shares.order(f"model {name}", load)
+        shares.idle(f"model {name}")
+    assert len(shares._virtual) <= MOST_IDLE + 1
+    assert len(shares._first_arrivals) <= MOST_IDLE + 1
+    assert shares.order("left", load) > again  # one that waits again is before all that come later
+    other = shares.order("kept", RequestLoad(tenant="b"))
+    assert waits < other < shares.order("kept", load)  # its shares are as they were

@@ -139,3 +139,14 @@ async def test_nobody_gives_way_where_that_would_not_be_enough(clock: Clock) -> 
     await waiting.wait(Room(1).attempt)
     waiting.leave()
     admission.join("m", "short", RequestLoad(tenant="b", size=300))
+
+
+async def test_one_that_is_refused_leaves_no_share_of_a_model_for_which_nobody_waits(clock: Clock) -> None:
+    admission = Admission(1000, clock, max_inflight_bytes=100)
+    holder = admission.join("m", "short", RequestLoad(size=90))
+    for name in range(10):
+        with pytest.raises(Overloaded, match="max_inflight_bytes"):
+            admission.join(f"model {name}", "short", RequestLoad(size=20))
+    assert admission._shares.pools() == ["m"]
+    holder.leave()
+    assert admission._shares.pools() == []
