@@ -8,7 +8,7 @@ lists of token ids are cut out and read slice by slice; a long answer's parts ar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -74,6 +74,16 @@ def require_light(text: str | bytes, param: str) -> None:
     """
     if len(text) > INLINE_BYTES:
         _require(count_json_values(text.encode(errors="replace") if isinstance(text, str) else text), 0, param)
+
+
+def require_light_together(texts: Sequence[str], param: str) -> None:
+    """Raises InvalidRequest, naming ``param``, if JSON texts nested in a body have too many values in all.
+
+    Texts up to INLINE_BYTES in all pass.
+    """
+    if sum(map(len, texts)) > INLINE_BYTES:
+        counts = [count_json_values(text.encode(errors="replace")) for text in texts]
+        _require(JsonCounts(sum(c.values for c in counts), sum(c.numbers for c in counts)), 0, param)
 
 
 def count_json_values(raw: bytes) -> JsonCounts:

@@ -128,6 +128,15 @@ async def test_no_body_holds_the_loop(start_router, fake, model_dir, what: str) 
         assert not ours, ours
 
 
+async def test_calls_of_many_small_values_in_all_are_refused(start_router, fake, model_dir) -> None:
+    """A collection of them would hold all threads, however few values each call has."""
+    path, raw = BODIES["calls of one message"]
+    async with start_router(fake, {"tiny": model_dir}) as clients:
+        answer = await clients.http.post(path, content=raw, timeout=60)
+    assert answer.status_code == 400
+    assert "750300 strings, objects and arrays" in answer.json()["error"]["message"]
+
+
 async def test_work_aside_does_not_wait_for_the_tokenizer_of_prompts() -> None:
     assert await large.offload_if(True, sum, [1, 2]) == 3
     assert await large.offload_if(False, sum, [1, 2]) == 3

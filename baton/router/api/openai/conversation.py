@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
+from baton.router.api.large import require_light_together
 from baton.router.api.openai.messages import ConversationMessage
 from baton.router.api.openai.tools import ToolsBody
 from baton.router.text.model import TextModel
@@ -76,6 +77,8 @@ class ConversationBody(ToolsBody):
         if self.documents and "documents" not in text.template_names:
             why = "this model's chat template takes no documents: write them into a message"
             raise InvalidRequest(why, "documents")
+        calls = [call for message in messages for call in message.tool_calls or ()]
+        require_light_together([call.function.arguments for call in calls], "messages")
         return text.render_chat(
             [message.plain() for message in messages],
             self.add_generation_prompt is not False,
