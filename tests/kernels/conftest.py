@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pytest
 
 from baton.kernels.abi import native
 
+HERE = Path(__file__).parent
+BUILD_S = (
+    900  # seconds that a test may take: kernels are compiled within it, some files of them at once on two cores
+)
 needs_native = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
 
@@ -17,3 +22,10 @@ def library() -> ctypes.CDLL:
     if found is None:
         pytest.skip("no native kernels here")
     return found
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives the tests of this folder the time that compilers need where no kernel is in the cache yet."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(BUILD_S), append=False)

@@ -79,14 +79,6 @@ async def test_what_is_wrong_with_a_large_body_is_told(kind: type, raw: str, tol
     assert told in refused.value.message
 
 
-async def test_json_in_the_arguments_of_a_call_is_weighed_as_well() -> None:
-    call = {"function": {"name": "f", "arguments": "[" + "[]," * 100_000 + "[]]"}}
-    raw = orjson.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}]})
-    body = await parsed(ChatBody, raw)
-    with pytest.raises(InvalidRequest, match="messages has"):
-        body.messages[0].plain()
-
-
 MIB = 1 << 20
 TURN = {"role": "user", "content": "x"}
 CALL = {"function": {"name": "f", "arguments": "[" + "[]," * 5000 + "[]]"}}
@@ -128,13 +120,17 @@ async def test_no_body_holds_the_loop(start_router, fake, model_dir, what: str) 
         assert not ours, ours
 
 
-async def test_calls_of_many_small_values_in_all_are_refused(start_router, fake, model_dir) -> None:
+@pytest.mark.parametrize(("calls", "values"), [(1, 100_000), (150, 5000)])
+async def test_calls_of_many_small_values_in_all_are_refused(
+    start_router, fake, model_dir, calls: int, values: int
+) -> None:
     """A collection of them would hold all threads, however few values each call has."""
-    path, raw = BODIES["calls of one message"]
+    call = {"function": {"name": "f", "arguments": "[" + "[]," * values + "[]]"}}
+    body = {"messages": [TURN, {"role": "assistant", "tool_calls": [call] * calls}]}
     async with start_router(fake, {"tiny": model_dir}) as clients:
-        answer = await clients.http.post(path, content=raw, timeout=60)
+        answer = await clients.http.post("/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 400
-    assert "750300 strings, objects and arrays" in answer.json()["error"]["message"]
+    assert f"messages has {calls * (values + 2)} strings, objects and arrays" in answer.json()["error"]["message"]
 
 
 async def test_work_aside_does_not_wait_for_the_tokenizer_of_prompts() -> None:

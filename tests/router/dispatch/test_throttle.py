@@ -29,17 +29,20 @@ def test_what_the_way_after_the_queue_takes_is_left_of_the_slo(clock: Clock) -> 
     assert throttle.queue_budget("m", "long", 1.0) == 1.0
 
 
+def answers(throttle: Throttle, clock: Clock, count: int, every_s: float, tpot_s: float, most: int) -> None:
+    """Has ``count`` answers come, one each ``every_s`` seconds, whose SLO is 0.05 s per token."""
+    for _ in range(count):
+        clock.now += every_s
+        throttle.answered("m", "short", 0.1, tpot_s, 0.05, most)
+
+
 def test_slow_steps_shrink_the_batch_and_quick_ones_let_it_grow_again(clock: Clock) -> None:
     throttle = Throttle(clock)
-    for _ in range(40):
-        clock.now += 0.1
-        throttle.answered("m", "short", 0.1, 0.08, 0.05, 32)
+    answers(throttle, clock, 40, 0.1, 0.08, 32)
     shrunk = throttle.cap("m", 64)
     assert 2 <= shrunk < 30
     clock.now += 31
-    for _ in range(40):
-        clock.now += 0.1
-        throttle.answered("m", "short", 0.1, 0.02, 0.05, 30)
+    answers(throttle, clock, 40, 0.1, 0.02, 30)
     assert throttle.cap("m", 64) > shrunk
     assert throttle.cap("m", 4) == 4
 
@@ -65,14 +68,10 @@ def test_a_slow_model_leaves_another_ones_time_and_batches_alone(clock: Clock) -
 
 def test_a_cap_that_nobody_reaches_does_not_grow_so_that_it_holds_when_it_must(clock: Clock) -> None:
     throttle = Throttle(clock)
-    for _ in range(40):
-        clock.now += 0.1
-        throttle.answered("m", "short", 0.1, 0.08, 0.05, 32)
+    answers(throttle, clock, 40, 0.1, 0.08, 32)
     shrunk = throttle.cap("m", 1024)
     clock.now += 31
-    for _ in range(7200):  # an hour of light load
-        clock.now += 0.5
-        throttle.answered("m", "short", 0.1, 0.02, 0.05, 3)
+    answers(throttle, clock, 7200, 0.5, 0.02, 3)  # an hour of light load
     assert throttle.cap("m", 1024) == shrunk
 
 

@@ -23,8 +23,7 @@ def chat_messages(system: str | list[Json] | None, messages: list[Json]) -> list
 
     Text blocks of the system or of a user's message are joined by newlines; those of an assistant's message are
     joined as they are. A ``cache_control`` on a block is kept on its message, and so are thoughts of the current
-    turn. Raises InvalidRequest naming the
-    block at fault.
+    turn. Raises InvalidRequest naming the block at fault.
     """
     said: list[Json] = []
     if system:

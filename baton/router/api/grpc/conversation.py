@@ -5,6 +5,7 @@ Knows nothing of models or answers. Texts that hold JSON are weighed before they
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -65,16 +66,16 @@ def conversation_body(request: pb.GenerateRequest) -> GrpcChatBody:
         "truncate_prompt_tokens": request.truncate_prompt_tokens or None,
         "truncation_side": request.truncation_side or None,
     }
-    body = read_body_of(GrpcChatBody, _given(asked) | {"messages": _PLACE})
     said = _of_chat(request.chat)
     try:
         body = read_body_of(GrpcChatBody, _given(asked) | said)
     except InvalidRequest as error:
-        raise _of_conversation(error) from None
+        raise error if _field_of(error) in asked else _of_conversation(error) from None
     return body.sampled(sampling)
 
 
-_PLACE = [{"role": "user", "content": ""}]  # stands for the messages while the other fields are checked
+def _field_of(error: InvalidRequest) -> str:
+    return re.split(r"[.\[]", error.param or "")[0]
 
 
 def _of_chat(chat: pb.Conversation) -> Json:

@@ -13,7 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from baton.protos.json import Json
 from baton.router.api.body import Body, FailFastModel
-from baton.router.api.large import require_light
 from baton.router.api.openai.breakpoints import Marks, mark_of
 from baton.router.text.surrogates import whole_pairs
 
@@ -120,8 +119,7 @@ class PastCall(Body):
     function: PastFunction
 
     def plain(self) -> Json:
-        """Returns the call as chat templates take it; arguments that are valid JSON are decoded."""
-        require_light(self.function.arguments, "messages")
+        """Returns the call as chat templates take it; arguments that are valid JSON are decoded, however long."""
         text = whole_pairs(self.function.arguments) or "{}"
         try:
             arguments = json.loads(text)
