@@ -44,7 +44,8 @@ def _after_cold(rng: random.Random, length: int) -> random.Random:
 @pytest.mark.parametrize("local_max_tokens", WAYS)
 def test_thirty_turns_compute_only_what_is_new(tmp_path, monkeypatch, local_max_tokens):
     monkeypatch.setattr(multi_turn, "SETTLE_S", 0.18)
-    profile = slow_profile(tmp_path, fixed=0.001, prefill=0.0002, kv=1024)
+    # a token takes so long that two blocks are fetched sooner than computed, on a busy machine as well
+    profile = slow_profile(tmp_path, fixed=0.001, prefill=0.002, kv=1024)
     sections = {"router": {"local_prefill_max_tokens": local_max_tokens}, "redis": {"beat_s": 0.03}}
     with Fleet(1, 1, worker={"device": f"paced:{profile}"}, **sections) as fleet:
         pairs = list(multi_turn.conversation(fleet.url, TURNS, USER, ANSWER))
