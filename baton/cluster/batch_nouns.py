@@ -27,7 +27,8 @@ class BatchJob(msgspec.Struct, frozen=True):
     """Describes one batch job.
 
     Times are Unix seconds, 0: not yet. ``total``, ``completed`` and ``failed`` count lines. ``key`` is the caller's
-    API key entry as JSON, or "". ``status`` is OpenAI's.
+    API key entry as JSON, or "". ``status`` is OpenAI's. ``models`` are the base models that its lines are for, ""
+    for names that weren't known; empty where that isn't known of any line.
     """
 
     id: str
@@ -49,6 +50,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     output_file: str = ""
     error_file: str = ""
     errors: tuple[Json, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 class JobClaim(NamedTuple):

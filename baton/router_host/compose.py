@@ -128,7 +128,7 @@ async def running_parts(
         catalog = make_catalog(config, core, environment, adapters)
         generation = make_generation(config.router, core.dispatcher, catalog, quotas, metering, environment)
         generation.grammars.warm()
-        lane = BatchLane(generation, batches, identity.router_id, core.dispatcher.queued)
+        lane = BatchLane(generation, batches, identity.router_id, core.dispatcher.spare)
         await parts.enter_async_context(lane.running())
         await parts.enter_async_context(pushing_traffic(meter, TrafficStore(redis, namespace), core.decisions))
         await parts.enter_async_context(
@@ -140,7 +140,7 @@ async def running_parts(
         yield Surfaces(
             generation,
             shared.exposition if shared else registry_exposition(registry),
-            BatchSurface(batches, environment, most, config.router.max_stored_bytes),
+            BatchSurface(batches, environment, most, config.router.max_stored_bytes, catalog.model_of),
             ClusterSurface(overview, roster, environment.wall_clock, most),
             RoleSurface(core.roles, advice, environment.wall_clock, most),
             AdapterSurface(core.adapters, most, loading_off(config)),

@@ -723,8 +723,8 @@ BUGS = (
     Bug(
         "a batch job that is cancelled is answered to its end",
         "router/api/batch/lane.py",
-        "                if refused or cancelled:",
-        "                if refused:",
+        "                if held.refused or cancelled:",
+        "                if held.refused:",
         size=msgspec.structs.replace(SMALL, cancelled_jobs=1.0, requests=6, seconds=5.0),
     ),
     Bug(

@@ -46,6 +46,6 @@ def surfaces_of(config: RouterConfig, generation: GenerationService, batches: Ba
     return Surfaces(
         generation,
         registry_exposition(generation.quotas.metrics.registry),
-        BatchSurface(batches, environment, most, config.max_stored_bytes),
+        BatchSurface(batches, environment, most, config.max_stored_bytes, generation.catalog.model_of),
         ClusterSurface(None, None, environment.wall_clock, most),
     )

@@ -170,7 +170,7 @@ class QueueWitness:
         """
         own, late = self._scenario, self._scenario.heard_s
         lines = [len(prompt) + batch.max_tokens for batch in own.batches for prompt in batch.prompts]
-        of_lines = BYTES_PER_TOKEN * sum(sorted(lines)[-AT_ONCE:])
+        of_lines = BYTES_PER_TOKEN * sum(sorted(lines)[-AT_ONCE * own.models :])
         others = (c for c in calls if c is not call and c.queue[0] == call.queue[0])
         held = sum(bytes_of(c.request) for c in others if c.asked <= call.ended and call.asked < c.ended + late)
         return held + of_lines + bytes_of(call.request) > own.max_inflight_bytes

@@ -244,7 +244,7 @@ class SimulatedRouter:
             service = self._generation(config, given, core, gate, catalog)
             batches = BatchStore(redis, NAMESPACE, clock=clock)
             if own.batches:
-                lane = BatchLane(service, batches, given.router_id, core.dispatcher.queued)
+                lane = BatchLane(service, batches, given.router_id, core.dispatcher.spare)
                 await stack.enter_async_context(lane.running())
             if own.controller:
                 await stack.enter_async_context(
@@ -315,7 +315,7 @@ def _app(service: GenerationService, prefixes: PrefixControl, batches: BatchStor
         rerank_routes(service),
         prefix_routes(PrefixSurface(prefixes), service),
         responses_routes(service),
-        batch_routes(BatchSurface(batches, service.environment, most, most)),
+        batch_routes(BatchSurface(batches, service.environment, most, most, service.catalog.model_of)),
     )
     return AccessMiddleware(app, _access(service))
 

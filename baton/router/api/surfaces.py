@@ -42,13 +42,15 @@ class AccessDependencies(msgspec.Struct, frozen=True):
 class BatchSurface(msgspec.Struct, frozen=True):
     """Holds what ``/v1/files`` and ``/v1/batches`` need.
 
-    ``store`` is None where the router has no Redis. Limits in bytes.
+    ``store`` is None where the router has no Redis. Limits in bytes. ``model_of`` gives the base model that a name
+    stands for, "" for an unknown one.
     """
 
     store: BatchStore | None
     environment: Environment
     max_body_bytes: int
     max_stored_bytes: int
+    model_of: Callable[[str], str] = lambda name: ""
 
 
 class RoleSurface(msgspec.Struct, frozen=True):

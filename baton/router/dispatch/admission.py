@@ -96,6 +96,10 @@ class Admission:
         """Returns the number of requests of all classes that are not placed on workers yet."""
         return sum(self._counted.values())
 
+    def queued_of(self, pool: str) -> int:
+        """Returns the number of requests of one pool (model) that are not placed on workers yet."""
+        return len(self._pools.get(pool, ()))
+
     @property
     def held_bytes(self) -> int:
         """Returns the estimated bytes that requests in flight hold."""

@@ -93,6 +93,12 @@ class Dispatcher:
         """Returns the number of requests that wait for a worker."""
         return self._admission.queued
 
+    def spare(self, model_id: str) -> bool:
+        """Returns whether a worker of the model could answer a request now, and none of its requests waits for one;
+        "" for a model that isn't known asks for any worker.
+        """
+        return self._view.ready(model_id) and not self._admission.queued_of(model_id)
+
     @property
     def held_bytes(self) -> int:
         """Returns the estimated bytes that requests in flight hold in this process."""

@@ -237,9 +237,10 @@ class ClusterView:
         """Returns the models that are served, or were within REMEMBER_MODEL_S, sorted by id."""
         return tuple(self._models[k][0] for k in sorted(self._models))
 
-    def ready(self) -> bool:
-        """Returns whether a decode worker can be reached and takes requests."""
-        return any(k.up and k.info.role == "decode" and k.info.state == "ready" for k in self._links)
+    def ready(self, model_id: str = "") -> bool:
+        """Returns whether a decode worker of the model, of any for "", can be reached and takes requests."""
+        able = (k.info for k in self._links if k.up and k.info.role == "decode" and k.info.state == "ready")
+        return any(model_id in ("", info.model_id) for info in able)
 
     def reachable(self, role: str) -> int:
         """Returns the number of workers of the role whose link is up."""

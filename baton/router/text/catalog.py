@@ -168,6 +168,19 @@ class ModelCatalog:
         names = ", ".join(repr(entry.name) for entry in self.entries()[:MOST_NAMED]) or "none now"
         raise ModelNotFound(f"the model {name!r} is not served here; served: {names}", "model")
 
+    def model_of(self, name: str) -> str:
+        """Returns the id of the base model that a call of the caller's which names ``name`` is for; "" where this
+        router doesn't know it yet, or where a name is needed. Doesn't raise; may be called from any thread.
+        """
+        key = CALLER.get().key
+        if not name and (key is None or not key.adapter):
+            known = [model.model_id for model in self._models()] or list(self._entries)
+            return known[0] if len(known) == 1 else ""
+        if name in self._entries or any(model.model_id == name for model in self._models()):
+            return name
+        adapter = self._adapters.served().get(name or (key.adapter if key is not None else ""))
+        return "" if adapter is None else adapter.model_id
+
     def preload(self) -> None:
         """Reads the tokenizers of all ``sources`` now (0.02–0.5 s each), so that no request waits for one.
 

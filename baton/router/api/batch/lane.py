@@ -1,4 +1,4 @@
-"""Background answering of batch jobs: their requests run while no interactive request waits in the queue.
+"""Background answering of batch jobs: their requests run while no interactive request for their model waits.
 
 Knows nothing of HTTP. One task finds jobs, and a task for each claims it by a lease in the store; another router
 continues a job whose router stopped. Each line is one low-priority request.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -24,8 +26,9 @@ from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
 from baton.router.access.keys import ApiKey
 from baton.router.answer.service import GenerationService
-from baton.router.api.batch.lines import BatchLine, answer_line, read_lines
-from baton.router.api.batch.side_by_side import JobsUnderWay, LinePlace
+from baton.router.api.batch.held_job import HeldJob, JobCancel
+from baton.router.api.batch.lines import BatchLine, answer_line, by_model, read_lines
+from baton.router.api.batch.side_by_side import JobAsk, JobsUnderWay, LinePlace
 from baton.router.api.large import INLINE_BYTES, offload_if
 
 LEASE_S = 10.0  # seconds that a claim holds without being renewed
@@ -33,7 +36,7 @@ LOOK_EVERY_S = 0.5  # seconds between two looks for open jobs
 ROOM_EVERY_S = 0.05  # seconds between two looks whether nobody waits
 RETRY_S = 0.5  # seconds before the store is asked again
 LINE_BYTES = 64 << 10  # of an answer that isn't there yet
-AT_ONCE = 8  # lines that are answered at once, and lines of a job that are under way
+AT_ONCE = 8  # lines of a model that are answered at once, and such lines of a job that are under way
 GRACE_S = 5.0  # seconds in which lines that are under way may end, so that they are kept, when a job is cancelled
 TRIES = 6  # attempts at a line whose error may pass
 FIRST_PAUSE_S = 1.0  # seconds between the first two of them at least; it doubles: workers come back within 20 s
@@ -45,16 +48,18 @@ T = TypeVar("T")
 
 
 class BatchLane:
-    """Answers batch jobs while nobody else waits: ``queued`` returns how many requests wait for a worker.
+    """Answers batch jobs while nobody else waits: ``spare`` returns whether a model has a worker that can be
+    reached, and no request that waits for one; "" stands for names that aren't known.
 
-    ``owner`` is this router's id in the leases.
+    Each model has places of its own, so that one that is busy or gone holds up no other's lines. ``owner`` is this
+    router's id in the leases.
     """
 
     def __init__(
-        self, service: GenerationService, store: BatchStore, owner: str, queued: Callable[[], int]
+        self, service: GenerationService, store: BatchStore, owner: str, spare: Callable[[str], bool]
     ) -> None:
-        self._service, self._store, self._owner, self._queued = service, store, owner, queued
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._service, self._store, self._owner, self._spare = service, store, owner, spare
+        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -90,11 +95,13 @@ class BatchLane:
             heed_cancel()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _described(self, job_id: str) -> tuple[str, int]:
-        """Returns the job's tenant, and the bytes of its input; one that is gone has nothing."""
+    async def _described(self, job_id: str) -> JobAsk:
+        """Returns whose the job is and what it takes; one that is gone has nothing."""
         job = await self._store.job(job_id)
-        file = None if job is None else await self._store.file(job.input_file)
-        return "" if job is None else job.tenant, 0 if file is None else file.bytes
+        if job is None:
+            return JobAsk("", 0, frozenset())
+        file = await self._store.file(job.input_file)
+        return JobAsk(job.tenant, 0 if file is None else file.bytes, frozenset(job.models))
 
     async def _try(self, job_id: str) -> None:
         """``work``, so that a job that fails holds up none of those behind it."""
@@ -116,7 +123,8 @@ class BatchLane:
             claim = await asyncio.shield(claiming)
             if claim is None:
                 return
-            held = _ClaimState(claim, asked_at + LEASE_S)
+            look = partial(self._patiently, lambda: self._store.cancel_requested(job_id))
+            held = HeldJob(claim, asked_at + LEASE_S, JobCancel(look))
             tasks += [asyncio.create_task(self._work(held)), asyncio.create_task(self._keep(held))]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -125,7 +133,7 @@ class BatchLane:
             if not task.cancelled():
                 task.result()
 
-    async def _work(self, held: _ClaimState) -> None:
+    async def _work(self, held: HeldJob) -> None:
         job = await self._patiently(lambda: self._store.job(held.claim.job_id))
         if job is None:
             await self._store.forget_job(held.claim.job_id)
@@ -135,7 +143,7 @@ class BatchLane:
         except* JobClaimLost:
             log.warning("batch lane: %s was taken over by another router", job.id)
 
-    async def _keep(self, held: _ClaimState) -> None:
+    async def _keep(self, held: HeldJob) -> None:
         """Renews the lease until another router has the job. What fails is tried again soon."""
         loop, pause = asyncio.get_running_loop(), LEASE_S / 3
         while True:
@@ -177,7 +185,7 @@ class BatchLane:
             heed_cancel()
             await asyncio.sleep(RETRY_S)
 
-    async def _answer(self, job: BatchJob, held: _ClaimState) -> None:
+    async def _answer(self, job: BatchJob, held: HeldJob) -> None:
         content = await self._patiently(lambda: self._store.content(job.input_file))
         lines, _ = await offload_if(len(content) > INLINE_BYTES, read_lines, content, job.endpoint)
         if len(lines) != job.total:
@@ -189,47 +197,60 @@ class BatchLane:
         while not await self._close(job, held, await self._round(job, held, lines)):
             log.warning("batch lane: the store lost answers of %s; their lines are answered again", job.id)
 
-    async def _round(self, job: BatchJob, held: _ClaimState, lines: list[BatchLine]) -> Json | None:
-        """Answers the lines that have no answer in the store, until the job is cancelled; returns the error for
-        which the rest of them isn't answered.
+    async def _round(self, job: BatchJob, held: HeldJob, lines: list[BatchLine]) -> Json | None:
+        """Answers the lines that have no answer in the store, those of each model by themselves, until the job is
+        cancelled; returns the error for which the rest of them isn't answered.
         """
         answered = await self._answered_before(job, held)
-        places = asyncio.Semaphore(AT_ONCE)
-        asked: list[asyncio.Task[None]] = []
-        refused: Json | None = None
+        CALLER.set(Caller(key=self._key_now(job)[0]))
+        models = await by_model(lines, partial(self._model_of, job), answered)
         async with asyncio.TaskGroup() as scope:
-            watching = scope.create_task(self._end_if_cancelled(job, asked))
-            for number, line in enumerate(lines):
-                if number in answered:
-                    continue
-                place = LinePlace(places, self._places)
+            watching = scope.create_task(self._end_if_cancelled(held))
+            turns = [
+                scope.create_task(self._in_turn(job, held, model_id, [(n, lines[n]) for n in numbers]))
+                for model_id, numbers in models.items()
+            ]
+            await settled(turns)
+            watching.cancel()
+        return held.refused
+
+    async def _in_turn(
+        self, job: BatchJob, held: HeldJob, model_id: str, lines: list[tuple[int, BatchLine]]
+    ) -> None:
+        """Answers lines of one model, each as soon as it may begin; returns when all that began have ended."""
+        places, begun = asyncio.Semaphore(AT_ONCE), set[asyncio.Task[None]]()
+        async with asyncio.TaskGroup() as scope:
+            for number, line in lines:
+                place = LinePlace(places, self._places[model_id])
                 try:
                     await place.take()
-                    cancelled = await self._room(job, held)
+                    cancelled = await self._room(job, held, model_id)
                     key, refused = self._key_now(job)
+                    held.refused = held.refused or refused
                 except BaseException:
                     place.free()
                     raise
-                if refused or cancelled:
+                if held.refused or cancelled:
                     place.free()
                     break
-                asked.append(scope.create_task(self._line(job, held, key, number, line, place)))
-                asked[-1].add_done_callback(lambda _, place=place: place.free())  # type: ignore[misc]
-            await settled(asked)
-            watching.cancel()
-        return refused
+                asked = scope.create_task(self._line(job, held, key, number, line, place))
+                for under_way in (begun, held.lines):
+                    under_way.add(asked)
+                    asked.add_done_callback(under_way.discard)
+                asked.add_done_callback(lambda _, place=place: place.free())  # type: ignore[misc]
+            await settled(list(begun))
 
-    async def _end_if_cancelled(self, job: BatchJob, asked: list[asyncio.Task[None]]) -> None:
-        """Ends the lines under way, ``asked``, once the job has been to be cancelled for GRACE_S."""
-        while not await self._patiently(lambda: self._store.cancel_requested(job.id)):
+    async def _end_if_cancelled(self, held: HeldJob) -> None:
+        """Ends the lines under way once the job has been to be cancelled for GRACE_S."""
+        while not await held.cancel.now():
             heed_cancel()
             await asyncio.sleep(RETRY_S)
         await asyncio.sleep(GRACE_S)
         while True:  # one may have been begun meanwhile
-            await _ended(asked)
+            await _ended(list(held.lines))
             await asyncio.sleep(ROOM_EVERY_S)
 
-    async def _answered_before(self, job: BatchJob, held: _ClaimState) -> set[int]:
+    async def _answered_before(self, job: BatchJob, held: HeldJob) -> set[int]:
         """Lines that have their answers, by whichever router; ``held`` is told how much they are."""
         found: set[int] = set()
         held.stored = 0
@@ -238,6 +259,12 @@ class BatchLane:
             held.stored += sum(map(len, answers.values()))
             found |= answers.keys()
         return found
+
+    def _model_of(self, job: BatchJob, name: str) -> str:
+        """Returns the base model of a name; also of one that no worker serves since this router began, if it was
+        known when the job came.
+        """
+        return self._service.catalog.model_of(name) or (name if name in job.models else "")
 
     def _key_now(self, job: BatchJob) -> tuple[ApiKey | None, Json | None]:
         """Returns the owner's key with its current rates; or the error for which no further line is answered."""
@@ -248,34 +275,31 @@ class BatchLane:
         except Unauthenticated as error:
             return None, {"code": error.label, "line": None, "message": error.message, "param": None}
 
-    async def _room(self, job: BatchJob, held: _ClaimState) -> bool:
-        """Waits until we may start another line; whether the job is to be cancelled instead.
+    async def _room(self, job: BatchJob, held: HeldJob, model_id: str) -> bool:
+        """Waits until we may start another line of the model; whether the job is to be cancelled instead.
 
         None is started while the lease is overdue (another router may have it), or while the store has no room for
         the file that the answers become.
         """
         loop = asyncio.get_running_loop()
-        looked_at = loop.time()
-        while self._queued() or not self._service.serving.ready() or loop.time() > held.until:
-            await asyncio.sleep(ROOM_EVERY_S)
-            if loop.time() >= looked_at + RETRY_S:
-                if await self._patiently(lambda: self._store.cancel_requested(job.id)):
-                    return True
-                looked_at = loop.time()
-        while not (cancelled := await self._patiently(lambda: self._store.cancel_requested(job.id))):
+        while not self._spare(model_id) or loop.time() > held.until:
+            await held.cancel.within(ROOM_EVERY_S)
+            if held.cancel.is_asked:
+                return True
+        while not (cancelled := await held.cancel.now()):
             if await self._patiently(lambda: self._store.has_room(held.stored + LINE_BYTES)):
                 break
             if not held.waits:
                 log.warning("batch lane: %s waits until the store has room for its answers", job.id)
             held.waits = True
-            await asyncio.sleep(RETRY_S)
+            await held.cancel.within(RETRY_S)
         held.waits = False
-        return bool(cancelled)
+        return cancelled
 
     async def _line(
         self,
         job: BatchJob,
-        held: _ClaimState,
+        held: HeldJob,
         key: ApiKey | None,
         number: int,
         line: BatchLine,
@@ -284,12 +308,12 @@ class BatchLane:
         request_id = self._service.environment.new_id()
         CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
         urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
-        told, good = await self._answered(job, urgent, request_id, place)
+        told, good = await self._answered(job, held, urgent, request_id, place)
         await self._patiently(lambda: self._store.answer(held.claim, number, told, good))
         held.stored += len(told)
 
     async def _answered(
-        self, job: BatchJob, line: BatchLine, request_id: str, place: LinePlace
+        self, job: BatchJob, held: HeldJob, line: BatchLine, request_id: str, place: LinePlace
     ) -> tuple[bytes, bool]:
         """Returns the answer to a line, as JSON. A rate that is used up is waited for; what else may pass is tried
         some times. Neither goes on once the job is to be cancelled.
@@ -309,14 +333,14 @@ class BatchLane:
                 log.exception("a line of %s failed in the router", job.id)
                 failed = BatonError(f"the router failed on this line: {error}")
                 break
-            if attempt == TRIES:
+            if attempt == TRIES or await held.cancel.now():
                 break
-            if await self._patiently(lambda: self._store.cancel_requested(job.id)):
+            await place.pause(held.cancel.within(pause))
+            if held.cancel.is_asked:
                 break
-            await place.pause(pause)
         return orjson.dumps(_gave_up(line, request_id, failed)), False
 
-    async def _close(self, job: BatchJob, held: _ClaimState, error: Json | None = None) -> bool:
+    async def _close(self, job: BatchJob, held: HeldJob, error: Json | None = None) -> bool:
         """Makes files of the answers and ends the job, as failed if there is an ``error``. Its counts are those of
         the files' lines, and its entry is written anew, also where the store lost it meanwhile.
 
@@ -360,16 +384,7 @@ class BatchLane:
         return file_id
 
 
-class _ClaimState:
-    """A claim as its lane sees it: held ``until`` (on the loop's clock); ``stored`` bytes of answers lie there."""
-
-    def __init__(self, claim: JobClaim, until: float) -> None:
-        self.claim, self.until = claim, until
-        self.stored = 0
-        self.waits = False
-
-
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
     """Cancels until all are over: a cancellation that meets a failing line is lost in the line's failure."""
     while any(not task.done() for task in tasks):
         for task in tasks:

@@ -5,7 +5,8 @@ Knows nothing of stores or lanes. https://platform.openai.com/docs/api-reference
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextvars
+from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
 import orjson
@@ -14,13 +15,14 @@ from baton.protos.errors import BatonError, InvalidRequest, QuotaExceeded
 from baton.protos.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.api.errors import error_json
-from baton.router.api.large import parsed, require_light
+from baton.router.api.large import offload_if, parsed, require_light
 from baton.router.api.openai.prepared_call import NO_HEADERS, PreparedCall, chat_call, completion_call, full_answer
 from baton.router.api.openai.schemas import ChatBody, CompletionBody
 from baton.router.api.responses.routes import responses_call
 from baton.router.api.responses.schemas import ResponsesBody
 
 MAX_LINES = 50_000  # requests of one file, as OpenAI has it
+INLINE_LINES = 1000  # sorted by model on the loop, which takes a millisecond
 MAX_TOLD = 20  # errors of a bad file that are told
 MOST_SAID = 500  # characters of an error, which may quote what a line holds
 LineBody = ChatBody | CompletionBody | ResponsesBody
@@ -60,6 +62,31 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[BatchLine], list[Jso
     if not lines and not errors:
         errors.append({"code": "empty_file", "line": None, "message": "the file has no requests", "param": None})
     return lines, errors
+
+
+async def by_model(
+    lines: list[BatchLine], model_of: Callable[[str], str], without: Collection[int] = ()
+) -> dict[str, list[int]]:
+    """Returns the numbers of the lines of each base model, those in ``without`` left out.
+
+    ``model_of`` gives the model that a name stands for, "" for an unknown one.
+    """
+    context = contextvars.copy_context()  # a key may be bound to an adapter, and so to its model
+    return await offload_if(len(lines) > INLINE_LINES, context.run, _by_model, lines, model_of, without)
+
+
+def _by_model(
+    lines: list[BatchLine], model_of: Callable[[str], str], without: Collection[int]
+) -> dict[str, list[int]]:
+    models, found = dict[str, str](), dict[str, list[int]]()
+    for number, line in enumerate(lines):
+        if number not in without:
+            said = line.body.get("model")
+            name = said if isinstance(said, str) else ""
+            if name not in models:
+                models[name] = model_of(name)
+            found.setdefault(models[name], []).append(number)
+    return found
 
 
 async def answer_line(service: GenerationService, line: BatchLine, request_id: str) -> tuple[Json, bool]:

@@ -21,7 +21,7 @@ from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaEx
 from baton.protos.json import Json
 from baton.router.access.caller import CALLER
 from baton.router.access.keys import noted
-from baton.router.api.batch.lines import read_lines
+from baton.router.api.batch.lines import by_model, read_lines
 from baton.router.api.body import body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import INLINE_BYTES, offload_if, parsed
@@ -179,6 +179,7 @@ async def _add_job(surface: BatchSurface, body: BatchBody) -> BatchJob:
         status="failed" if errors else "validating",
         ended=now if errors else 0,
         errors=tuple(errors),
+        models=() if errors else tuple(sorted(await by_model(lines, surface.model_of))),
     )
     await _store(surface).put(job, is_open=not errors)
     return job

@@ -42,7 +42,7 @@ class Bench:
         self.queued = 0
 
     def lane(self, owner: str = "one") -> BatchLane:
-        return BatchLane(self.service, self.store, owner, lambda: self.queued)
+        return BatchLane(self.service, self.store, owner, lambda model_id: not self.queued)
 
     async def submit(self, *bodies: dict, endpoint: str = "/v1/chat/completions"):
         lines = [
@@ -343,7 +343,7 @@ async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, red
     )
     await store.put(job, is_open=True)
     valid = True
-    lane = BatchLane(service, store, "one", lambda: int(valid and len(fake.requests) > 2))
+    lane = BatchLane(service, store, "one", lambda model_id: not (valid and len(fake.requests) > 2))
     working = asyncio.create_task(lane.work("batch_1"))
     while len(fake.requests) < 3:
         await asyncio.sleep(0.01)

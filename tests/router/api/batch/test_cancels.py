@@ -50,7 +50,7 @@ class Lanes:
         return job
 
     def lane(self, owner: str) -> BatchLane:
-        return BatchLane(self.service, self.store, owner, lambda: 0)
+        return BatchLane(self.service, self.store, owner, lambda model_id: True)
 
     @asynccontextmanager
     async def playing(self) -> AsyncIterator[Play]:

@@ -45,6 +45,6 @@ async def test_a_line_that_is_tried_again_is_charged_once(fake, model_dir, redis
     await store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
     await store.put(BatchJob("batch_1", "acme", CHAT, "file-1", "24h", 1, 1, ""), is_open=True)
     service = generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir}), gate)
-    await BatchLane(service, store, "one", lambda: 0).work("batch_1")
+    await BatchLane(service, store, "one", lambda model_id: True).work("batch_1")
     assert ((await store.job("batch_1")).status, full) == ("completed", [])
     assert (gate.requests, gate.tokens) == (1, len(fake.requests[0].token_ids))

@@ -34,7 +34,7 @@ async def test_a_large_input_file_is_parsed_in_a_thread(fake, model_dir, redis, 
     await store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
     await store.put(BatchJob("batch_1", "acme", CHAT, "file-1", "24h", 1, 1, ""), is_open=True)
     service = generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir}), AccessGate())
-    await BatchLane(service, store, "one", lambda: 0).work("batch_1")
+    await BatchLane(service, store, "one", lambda model_id: True).work("batch_1")
     assert (await store.job("batch_1")).status == "completed"
     assert threads
     assert threading.main_thread() not in threads

@@ -73,7 +73,7 @@ async def test_a_store_that_is_away_is_told_once_and_its_return_too(
                 raise answer
             return answer
 
-    async with BatchLane(bench.service, Store(), "one", lambda: 0).running():
+    async with BatchLane(bench.service, Store(), "one", lambda model_id: True).running():
         while asked < 6:
             await asyncio.sleep(0.01)
     assert [record.message for record in caplog.records] == [
@@ -103,7 +103,7 @@ class Bench:
         return BatchStore(client, "t")
 
     def lane(self, owner: str, store: BatchStore | None = None) -> BatchLane:
-        return BatchLane(self.service, store or self.store, owner, lambda: 0)
+        return BatchLane(self.service, store or self.store, owner, lambda model_id: True)
 
     async def submit(self, lines: int = LINES) -> BatchJob:
         asked = {"method": "POST", "url": JOB.endpoint, "body": {"prompt": "x"}}
@@ -227,7 +227,7 @@ async def test_a_tenants_jobs_go_one_after_the_other(bench, monkeypatch) -> None
 async def test_a_cancelled_job_ends_also_while_others_wait_for_workers(bench, monkeypatch) -> None:
     await bench.submit(5)
     await bench.store.request_cancel(JOB.id, 1)
-    async with BatchLane(bench.service, bench.store, "router", lambda: 1).running():
+    async with BatchLane(bench.service, bench.store, "router", lambda model_id: False).running():
         job, lines = await bench.ended()
     assert (job.status, lines) == ("cancelled", [])
 
