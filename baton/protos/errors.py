@@ -6,6 +6,7 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     ├── InvalidRequest              INVALID_ARGUMENT     400  invalid_request
     │   ├── ContextTooLong          INVALID_ARGUMENT     400  context_too_long
     │   ├── BodyTooLarge            RESOURCE_EXHAUSTED   413  body_too_large
+    │   ├── RequestTooLarge         INVALID_ARGUMENT     413  request_too_large
     │   └── AdapterRefused          INVALID_ARGUMENT     400  adapter_refused
     ├── Unauthenticated             UNAUTHENTICATED      401  unauthenticated
     ├── Forbidden                   PERMISSION_DENIED    403  forbidden
@@ -86,6 +87,12 @@ class BodyTooLarge(InvalidRequest):
     """Says that the request's body is over the limit."""
 
     grpc_status, http_status, label = "RESOURCE_EXHAUSTED", 413, "body_too_large"
+
+
+class RequestTooLarge(InvalidRequest):
+    """Says that prompt and answers are more than the router may hold at once, however little else it holds."""
+
+    http_status, label = 413, "request_too_large"
 
 
 class AdapterRefused(InvalidRequest):

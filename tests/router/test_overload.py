@@ -18,6 +18,7 @@ from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
 from baton.protos.v1 import open_inference_pb2 as oip
 from baton.protos.v1 import open_inference_pb2_grpc as oip_grpc
+from baton.router.dispatch.fair_queue import LOOK_AHEAD
 from tests.router.conftest import Clients, router_before
 from tests.router.fake_workers import PATIENT, Cluster, cluster, until
 
@@ -101,6 +102,26 @@ async def test_prompts_and_answers_in_flight_are_bounded_in_bytes() -> None:
         assert (await clients.http.post(URL, json=BODY)).status_code == 200
 
 
+async def test_one_that_could_never_be_held_is_refused_for_good_by_the_limits_name() -> None:
+    async with served(inflight=2 * 64 * 44, max_batch=1) as (_, clients):
+        never = await clients.http.post(URL, json=BODY | {"n": 16, "max_tokens": 32})
+        assert (never.status_code, never.json()["error"]["code"]) == (413, "request_too_large")
+        assert "router.max_inflight_bytes" in never.json()["error"]["message"]
+        assert "max_tokens" in never.json()["error"]["message"]
+        assert "retry-after" not in never.headers
+        assert "request_too_large" in await reason(clients, never)
+        assert (await clients.http.post(URL, json=BODY)).status_code == 200
+
+
+async def test_a_body_that_could_never_be_held_is_refused_for_good(start_router, fake, model_dir) -> None:
+    async with start_router(fake, {"tiny": model_dir}, max_inflight_bytes=1 << 20) as clients:
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 1, "user": "u" * (1 << 20)}
+        never = await clients.http.post(URL, json=body)
+        assert (never.status_code, never.json()["error"]["code"]) == (413, "body_too_large")
+        assert "router.max_inflight_bytes" in never.json()["error"]["message"]
+        assert (await clients.http.post(URL, json=body | {"user": "u"})).status_code == 200
+
+
 async def test_bodies_count_while_they_come_in_and_until_they_are_answered(start_router, fake, model_dir) -> None:
     async with start_router(fake, {"tiny": model_dir}, max_inflight_bytes=1 << 20) as clients:
         fake.first_token.clear()
@@ -163,6 +184,17 @@ async def test_one_that_would_miss_its_slo_is_refused_and_served_when_it_comes_b
             again = await clients.http.post(URL, json=BODY, headers=slo)
         assert again.status_code == 200, (told, time.monotonic() - begun, again.text)
         assert {r.status_code for r in await asyncio.gather(*load)} == {200}
+
+
+async def test_one_that_can_no_longer_come_in_time_is_refused_then_however_deep_in_the_queue() -> None:
+    async with served(max_batch=1) as (c, clients):
+        tasks = await fill(c, clients, LOOK_AHEAD + 4)
+        late = await asyncio.wait_for(clients.http.post(URL, json=BODY, headers={"x-slo-ttft-ms": "300"}), 20)
+        refused(late, 429, "overloaded")
+        assert "no worker was free within the 0.3 s" in await reason(clients, late)
+        assert c.dispatcher.queued() == LOOK_AHEAD + 4
+        c.d[0].hold_tokens.set()
+        assert {r.status_code for r in await asyncio.gather(*tasks)} == {200}
 
 
 async def test_a_deadline_that_passes_in_the_queue_is_told_and_kept() -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import msgspec
 
-from baton.protos.errors import BatonError, ContextTooLong, ModelNotFound, Overloaded
+from baton.protos.errors import BatonError, ContextTooLong, ModelNotFound, Overloaded, RequestTooLarge
 from baton.protos.nouns import TokenLogprobs, TokenRun
 from baton.router.answer.generation import Generation
 from baton.router.answer.metering import Meter, NoMeter
@@ -24,7 +24,8 @@ from baton.router.text.model import TextModel
 
 QUEUED_PIECES = 64  # pieces of all choices that wait for the client at most
 WINDOW = 64  # choices of one call that are with dispatch at once
-REFUSALS = (ModelNotFound, ContextTooLong)  # of dispatch, beside what may be tried again: nothing was computed
+# What dispatch refuses beside what may be tried again: nothing was computed.
+REFUSALS = (ModelNotFound, ContextTooLong, RequestTooLarge)
 
 
 class TextDelta(msgspec.Struct, frozen=True):

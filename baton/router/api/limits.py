@@ -30,7 +30,7 @@ class BodiesInFlight:
     def counting(self, receive: Receive) -> Iterator[Receive]:
         """Wraps one request's ASGI ``receive`` to count its body's bytes until the block ends.
 
-        The wrapped ``receive`` raises Overloaded over the limit.
+        The wrapped ``receive`` raises Overloaded over the limit, BodyTooLarge if the body alone is over it.
         """
         taken = 0
 
@@ -38,7 +38,7 @@ class BodiesInFlight:
             nonlocal taken
             message = await receive()
             size = len(message.get("body", b""))
-            self._take(size)
+            self._take(size, taken)
             taken += size
             return message
 
@@ -49,14 +49,23 @@ class BodiesInFlight:
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
-        """Counts a message of ``size`` bytes until the block ends. Raises Overloaded over the limit."""
+        """Counts a message of ``size`` bytes until the block ends.
+
+        Raises Overloaded over the limit, BodyTooLarge if the message alone is over it.
+        """
         self._take(size)
         try:
             yield
         finally:
             self.held -= size
 
-    def _take(self, size: int) -> None:
+    def _take(self, size: int, before: int = 0) -> None:
+        """Counts ``size`` more bytes of a body of which ``before`` are counted already."""
+        if before + size > self._most:
+            raise BodyTooLarge(
+                f"the body is over the {self._most} bytes that all bodies in flight may hold: shorten it, or raise "
+                "router.max_inflight_bytes"
+            )
         if size and self.held + size > self._most:
             raise Overloaded(
                 f"bodies in flight hold {self.held} bytes of router.max_inflight_bytes; try again later",

@@ -17,8 +17,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
-from baton.protos.errors import Draining, Overloaded
+from baton.protos.errors import Draining, Overloaded, RequestTooLarge
 from baton.router.dispatch.fair_queue import FairQueue, FairShares, Place, RequestLoad
 from baton.router.dispatch.held_bytes import HeldBytes
 from baton.router.dispatch.pool_queue import PoolQueue
@@ -60,12 +61,14 @@ class Admission:
     def join(self, pool: str, context_class: str, load: RequestLoad = RequestLoad()) -> Ticket:
         """Returns a request's ticket, its place in the class's queue by fair share.
 
-        Raises Draining after ``close``, and Overloaded if the request would wait longer than its TTFT SLO allows,
-        if the class is full and the newcomer ranks last, or if too many bytes are in flight and no other tenant's
-        waiting requests hold more. Otherwise a full class sheds its last ticket, and that tenant its youngest.
+        Raises Draining after ``close``, RequestTooLarge if the request could never be held, and Overloaded if it
+        would wait longer than its TTFT SLO allows, if the class is full and the newcomer ranks last, or if too many
+        bytes are in flight and no other tenant's waiting requests hold more. Otherwise a full class sheds its last
+        ticket, and that tenant its youngest.
         """
         if self._closed:
             raise Draining("the router is shutting down; send the request to another one")
+        self._require_holdable(load)
         ticket: Ticket = Ticket(self, pool, context_class, self._shares.order(pool, load), self._clock(), load)
         try:
             self._refuse_late(ticket)
@@ -165,6 +168,16 @@ class Admission:
         last.shed(error)
         self.dequeue(last)
 
+    def _require_holdable(self, load: RequestLoad) -> None:
+        """Raises RequestTooLarge for a request that would be over the limit of bytes if it were alone."""
+        if load.size > self._bytes.most:
+            raise RequestTooLarge(
+                f"the request would hold about {load.size} bytes of prompt and answers, and all that are in flight "
+                f"may hold {self._bytes.most} (router.max_inflight_bytes): shorten the prompt, ask for fewer "
+                "choices (n) or lower max_tokens, or raise the limit",
+                "prompt",
+            )
+
     def _require_bytes(self, newcomer: Ticket) -> list[Ticket]:
         """Returns who has to give way so that the newcomer's bytes can be held. Raises Overloaded."""
         yielding = self._bytes.yielding(newcomer)
@@ -220,6 +233,7 @@ class Admission:
 
     def _pump(self) -> None:
         self._waking = None
+        self._shed_late()
         for ticket in list(self._leading):
             if self._attempt(ticket):
                 self._leading.pop(ticket, None)
@@ -235,28 +249,31 @@ class Admission:
             for ticket in aside:
                 self._queue.add(ticket)
 
+    def _shed_late(self) -> None:
+        """Refuses those whose first tokens can't come in time any more, wherever in the queue they are, so that
+        they may go elsewhere and others are served first.
+        """
+        now, late = self._clock(), list[Ticket]()
+        for name, pool in self._pools.items():
+            late += pool.take_late(partial(self._throttle.service_s, name))
+        for ticket in late:
+            slo = ticket.load.slo_ttft_s
+            text = f"no worker was free within the {slo:g} s that its first token may take"
+            ticket.shed(
+                Overloaded(f"{text} (its own SLO or its class's)", retry_after_s=max(0.1, now - ticket.since))
+            )
+            self.dequeue(ticket)
+
     def _attempt(self, ticket: Ticket) -> bool:
         """Places a ticket whose turn has come; returns whether it waits in the queue no longer, also because it
-        came too late or goes aside.
+        goes aside.
         """
-        if not self._is_late(ticket) and not ticket.take_turn():
+        if not ticket.take_turn():
             if ticket.none_able and ticket not in self._leading:
                 self._aside[ticket] = None
                 return True
             return False
         self._placed(ticket)
-        return True
-
-    def _is_late(self, ticket: Ticket) -> bool:
-        """Returns whether the first token can't come in time any more, so that others are served first."""
-        slo = ticket.load.slo_ttft_s
-        if not slo or not ticket.counted:
-            return False
-        waited = self._clock() - ticket.since
-        if waited <= self._throttle.queue_budget(ticket.pool, ticket.queue, slo):
-            return False
-        text = f"no worker was free within the {slo:g} s that its first token may take (its own SLO or its class's)"
-        ticket.shed(Overloaded(text, retry_after_s=max(0.1, waited)))
         return True
 
     def _placed(self, ticket: Ticket) -> None:

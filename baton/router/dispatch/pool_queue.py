@@ -1,4 +1,5 @@
-"""Who of one pool (model) waits, in order and by context class, and at which pace the pool's requests are placed.
+"""Who of one pool (model) waits, in order and by context class, who of them is late, and at which pace the pool's
+requests are placed.
 
 Knows nothing of who is tried next or refused: ``Admission`` asks how much work is before a newcomer, and how soon
 that will be placed. Time is passed in.
@@ -13,6 +14,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from baton.router.dispatch.fair_queue import Order
+from baton.router.dispatch.late_tickets import LateTickets
+from baton.router.dispatch.throttle import LEAST_BUDGET
 from baton.router.dispatch.ticket import Ticket
 
 ENOUGH = 8  # placements in a row, with others waiting, that make a pace
@@ -98,6 +101,7 @@ class PoolQueue:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._classes: dict[str, OrderedWork] = {}
+        self._late: dict[str, LateTickets] = {}
         self._placements: deque[PlacedWork] = deque(maxlen=PACED)
 
     def __len__(self) -> int:
@@ -121,13 +125,23 @@ class PoolQueue:
     def add(self, waiting: Ticket) -> None:
         """Adds a request that waits from now on."""
         self._classes.setdefault(waiting.queue, OrderedWork()).add(waiting)
+        self._late.setdefault(waiting.queue, LateTickets(LEAST_BUDGET)).add(waiting)
 
     def remove(self, waiting: Ticket) -> None:
         """Takes out a request that no longer waits."""
         of_class = self._classes[waiting.queue]
         of_class.remove(waiting)
+        self._late[waiting.queue].remove(waiting)
         if not of_class:
-            del self._classes[waiting.queue]
+            del self._classes[waiting.queue], self._late[waiting.queue]
+
+    def take_late(self, service_s: Callable[[str], float]) -> list[Ticket]:
+        """Returns those whose first tokens can't come in time any more, each once; they wait until ``remove``.
+
+        ``service_s`` gives the seconds that the way behind the queue takes in a context class.
+        """
+        now = self._clock()
+        return [late for queue, found in self._late.items() if found for late in found.take(now, service_s(queue))]
 
     def placed(self, waiting: Ticket) -> None:
         """Notes that a request is placed now."""

@@ -102,10 +102,13 @@ class Throttle:
         """Returns the seconds of ``slo_ttft_s`` that may pass in the queue: what the p95 from placement to first
         token leaves of it, and LEAST_BUDGET of it in any case.
         """
+        return max(LEAST_BUDGET * slo_ttft_s, slo_ttft_s - self.service_s(pool, context_class))
+
+    def service_s(self, pool: str, context_class: str) -> float:
+        """Returns the p95 of the seconds from placement to first token; 0 where it isn't known."""
         pace = self._paces.get(pool)
         service = pace.service.get(context_class) if pace else None
-        p95 = service.p95() if service else None
-        return slo_ttft_s if p95 is None else max(LEAST_BUDGET * slo_ttft_s, slo_ttft_s - p95)
+        return (service.p95() or 0.0) if service else 0.0
 
     def cap(self, pool: str, max_batch: int) -> int:
         """Returns the number of sequences that a decode worker of the model may have, ``max_batch`` at most."""

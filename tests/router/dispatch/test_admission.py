@@ -8,10 +8,12 @@ import random
 
 import pytest
 
-from baton.protos.errors import Draining, NoWorker, Overloaded
+from baton.protos.errors import Draining, NoWorker, Overloaded, RequestTooLarge
 from baton.router.dispatch.admission import Admission
-from baton.router.dispatch.fair_queue import LEVEL_WORK, PATIENCE_S, RequestLoad
+from baton.router.dispatch.fair_queue import LEVEL_WORK, LOOK_AHEAD, PATIENCE_S, RequestLoad
 from baton.router.dispatch.pool_queue import ENOUGH
+from baton.router.dispatch.throttle import Throttle
+from baton.router.dispatch.ticket import Ticket
 from tests.router.dispatch.rooms import Clock, Room, settle
 
 
@@ -306,6 +308,20 @@ async def test_requests_in_flight_hold_so_many_bytes_and_no_more(clock):
     admission.join("m", "short", RequestLoad(size=200))
 
 
+async def test_one_that_is_over_the_limit_alone_is_refused_for_good_and_sheds_nobody(clock):
+    admission = Admission(100, clock, max_inflight_bytes=1000)
+    waiting = admission.join("m", "short", RequestLoad(tenant="a", size=900))
+    with pytest.raises(
+        RequestTooLarge, match=r"1001 bytes .* 1000 \(router.max_inflight_bytes\): shorten"
+    ) as refused:
+        admission.join("m", "short", RequestLoad(tenant="b", size=1001))
+    assert not refused.value.retryable
+    assert refused.value.retry_after_s == 0
+    await waiting.wait(Room(1).attempt)
+    waiting.leave()
+    admission.join("m", "short", RequestLoad(tenant="b", size=1000))
+
+
 async def placed_each(admission: Admission, clock: Clock, every_s: float, count: int) -> None:
     """Makes ``count`` placements of 100 tokens, one each ``every_s`` seconds."""
     for ticket in [admission.join("m", "short", RequestLoad(work=100)) for _ in range(count)]:
@@ -364,3 +380,50 @@ async def test_one_that_can_no_longer_come_in_time_gives_way(admission, clock):
     with pytest.raises(Overloaded, match="no worker was free within the 1 s"):
         await tasks[0]
     await tasks[1]
+
+
+async def test_all_that_are_late_give_way_however_deep_in_the_queue_and_leave_nothing(clock):
+    admission = Admission(1000, clock, Throttle(clock), max_inflight_bytes=10_000)
+    patient = [admission.join("m", "short", RequestLoad(size=1)) for _ in range(3 * LOOK_AHEAD)]
+    late = [admission.join("m", "short", RequestLoad(slo_ttft_s=1.0, size=1)) for _ in range(5)]
+    later = [admission.join("m", "short", RequestLoad(slo_ttft_s=3.0, size=1)) for _ in range(5)]
+    tasks = [asyncio.create_task(ticket.wait(lambda: None)) for ticket in (*patient, *late, *later)]
+    await settle()
+    clock.now = 1.5
+    admission.wake()
+    await settle()
+    ended = [task for task in tasks if task.done()]
+    assert ended == tasks[len(patient) : len(patient) + len(late)]
+    assert {type(task.exception()) for task in ended} == {Overloaded}
+    assert admission.waiting("short") == len(patient) + len(later)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (admission.queued, bool(admission._queue)) == (0, False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_who_is_late_is_who_waited_longer_than_its_budget_whatever_answers_took(clock, seed):
+    """Beside the plain rule: each ticket alone, asked at each moment."""
+    rng, throttle = random.Random(seed), Throttle(clock)
+    admission, waiting, shed = Admission(10_000, clock, throttle), dict[int, Ticket](), set[int]()
+    for at in range(400):
+        clock.now += rng.uniform(0.0, 0.1)
+        for _ in range(rng.randrange(3)):
+            throttle.answered("m", "short", rng.choice((0.05, 0.5, 2.0)), 0.0, 0.0, 1)
+        ticket = admission.join("m", "short", RequestLoad(slo_ttft_s=rng.choice((0.0, 0.3, 1.0, 2.0, 8.0))))
+        ticket.shed = lambda error, at=at: shed.add(at)  # type: ignore[method-assign]
+        waiting[at] = ticket
+        if rng.random() < 0.3:
+            waiting.pop(rng.choice(list(waiting))).leave()
+        due = {
+            n
+            for n, t in waiting.items()
+            if (slo := t.load.slo_ttft_s) and clock.now - t.since > throttle.queue_budget("m", "short", slo)
+        }
+        shed.clear()
+        admission._pump()
+        assert shed == due
+        for number in due:
+            assert not waiting.pop(number).counted
+    assert len(admission._pools["m"]._late["short"]._early) <= 2 * len(waiting) + 64

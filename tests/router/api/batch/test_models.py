@@ -1,4 +1,4 @@
-"""Batch jobs of several models before the real dispatcher: a model that is busy or gone holds up its own lines alone."""
+"""Batch jobs of several models before the real dispatcher: a busy or lost one holds up its own lines alone."""
 
 from __future__ import annotations
 
