@@ -20,7 +20,7 @@ from baton.protos.errors import CheckpointError
 
 SUFFIX = ".gguf"
 MODEL, CONFIG, TOKENIZER = "model.gguf", "config.json", "tokenizer.json"
-FORM = 1  # of the files that are made, part of their directory's name
+FORM = 2  # of the files that are made, part of their directory's name
 
 
 def is_gguf(model: str) -> bool:

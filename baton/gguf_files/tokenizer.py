@@ -7,6 +7,7 @@ scores.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from baton.gguf_files.header import GgufHeader
@@ -14,6 +15,11 @@ from baton.protos.json import Json
 
 UNKNOWN, CONTROL, USER = 2, 3, 4  # of tokenizer.ggml.token_type
 SPACE = "\u2581"  # what SentencePiece writes for one
+# Special tokens that end a turn or a text in the vocabularies read here. A header names one or two of them, often
+# not the one that the chat template ends turns with; llama.cpp, too, ends answers at each of them.
+ENDS = frozenset(
+    f"<|{name}|>" for name in ("eot_id", "eom_id", "end_of_text", "im_end", "endoftext", "end", "end_of_turn")
+)
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -64,10 +70,19 @@ class GgufText:
         return found | ({"chat_template": template} if template else {})
 
     def ends(self) -> list[int]:
-        """Returns the token ids that end an answer (eos, eot, eom), without duplicates."""
+        """Returns the token ids that end an answer, without duplicates: those that the header names (eos, eot,
+        eom), and special tokens with a text of ``ENDS``.
+        """
         names = ("eos", "eot", "eom")
-        found = [self._header.value(f"tokenizer.ggml.{name}_token_id") for name in names]
-        return list(dict.fromkeys(each for each in found if isinstance(each, int)))
+        named = [self._header.value(f"tokenizer.ggml.{name}_token_id") for name in names]
+        special = [number for number, token in self._special() if token in ENDS]
+        return list(dict.fromkeys(each for each in (*named, *special) if isinstance(each, int)))
+
+    def _special(self) -> Iterator[tuple[int, str]]:
+        """Yields the control and user tokens, each with its number."""
+        for number, (token, kind) in enumerate(zip(self.tokens, self._kinds, strict=False)):
+            if kind in (CONTROL, USER):
+                yield number, token
 
     def _byte_level(self) -> Json:
         cut = self._cut()

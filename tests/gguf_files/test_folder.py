@@ -115,6 +115,20 @@ def split_of(pattern: str) -> Any:
     return Regex(pattern)
 
 
+def test_answers_end_at_every_special_token_that_ends_turns_or_texts(tmp_path: Path) -> None:
+    """A header names the end of a text, as Llama 3's first files do, and conversations end at another token."""
+    tokens = ["a", "<|end_of_text|>", "<|eot_id|>", "<|im_start|>", "<|endoftext|>", "<|end|>"]
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1, 3, 3, 3, 4, 1],  # the last one is a word like any other
+        "tokenizer.ggml.merges": ["a a"],
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    folder = folder_of(header_of(tmp_path / "t.gguf", **SIZES, **fields))
+    assert ModelConfig.read(folder).eos_token_ids == (1, 2, 4)
+
+
 @pytest.mark.parametrize(("pre", "pattern"), [("llama-bpe", LLAMA3), ("qwen2", QWEN2)])
 def test_byte_level_text_is_cut_as_the_header_names_it(tmp_path: Path, pre: str, pattern: str) -> None:
     theirs = trained(pattern)
