@@ -198,6 +198,11 @@ def test_windows_alternate_as_each_family_has_them() -> None:
         ),
         ("glm4_moe_lite", {"n_group": 2, "topk_group": 3}, "topk_group is 3"),
         ("deepseek_v3", {"n_routed_experts": 8, "n_group": 8}, "n_group is 8"),
+        (
+            "deepseek_v2",
+            {"topk_method": "group_limited_greedy", "topk_group": 1, "num_experts_per_tok": 3},
+            "topk_group is 1; 3 experts of a row are chosen, and these groups have 2",
+        ),
         ("gemma3n_text", {"altup_active_idx": 1}, "altup_active_idx is 1"),
         ("gemma3n_text", {"altup_num_inputs": 1}, "altup_num_inputs is 1; 2 to 16"),
         ("gemma3n_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2 of 3 layers"),

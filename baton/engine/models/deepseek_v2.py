@@ -48,10 +48,15 @@ def experts_of(
         raise config.error(
             "n_group", f"is {routing.groups}; a group of {total} experts has {routing.best} at least"
         )
-    return ExpertLayers.read(
+    found = ExpertLayers.read(
         config, tuple(layer >= first for layer in range(count)), total, width, renormalise, "mlp", PARTS,
         routing=routing, shared=width * config.size("n_shared_experts", shared), shared_at="shared_experts",
     )  # fmt: skip
+    within = routing.kept * (total // routing.groups)
+    if found.chosen > within:
+        text = f"is {routing.kept}; {found.chosen} experts of a row are chosen, and these groups have {within}"
+        raise config.error("topk_group", text)
+    return found
 
 
 def _groups(config: ModelConfig) -> tuple[int, int]:

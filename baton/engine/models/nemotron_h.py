@@ -39,6 +39,8 @@ RENAMED = (
 def program(config: ModelConfig) -> Program:
     """Returns the program of a Nemotron-H model, with one mixer in each layer. Raises CheckpointError."""
     config.must_be("attention_bias", False)
+    config.must_be("mamba_hidden_act", "silu")
+    config.must_be("tie_word_embeddings", False)  # transformers ties none, the model's own code does
     require_unlimited_steps(config)
     kinds = _kinds(config)
     own = config.with_default("num_hidden_layers", len(kinds))

@@ -86,6 +86,8 @@ def test_experts_in_one_tensor_are_read_as_those_that_lie_apart(tmp_path: Path) 
         ("nemotron_h", {"hybrid_override_pattern": "M*E"}, "layer_types"),
         ("nemotron_h", {"hybrid_override_pattern": "M-M"}, "layer_types"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         (
             "bert",
