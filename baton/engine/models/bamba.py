@@ -14,7 +14,7 @@ from baton.engine.program.program import Program
 
 # Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 262144
-KV_HEADS = 8
+KV_HEADS, EPS = 8, 1e-5
 RENAMED = (
     ("post_attention_layernorm", "pre_ff_layernorm"),
     (".mlp.", ".feed_forward."),
@@ -26,7 +26,7 @@ def program(config: ModelConfig) -> Program:
     """Returns the program of a Bamba model. By default half of each head is rotated. Raises CheckpointError."""
     bias = config.flag("attention_bias", False)
     plain = Decoder.read(
-        config, None, KV_HEADS, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False),
+        config.with_default("rms_norm_eps", EPS), None, KV_HEADS, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False),
         partial_rotary=True,
     )  # fmt: skip
     hybrid = HybridDecoder.of(

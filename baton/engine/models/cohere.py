@@ -15,13 +15,13 @@ from baton.engine.program.program import Program
 
 # Defaults of transformers' config class, because config.json may omit these fields; lengths in tokens.
 MAX_POSITION = 8192
-EPS, LOGIT_SCALE = 1e-5, 0.0625
+EPS, LOGIT_SCALE, THETA = 1e-5, 0.0625, 500000.0
 
 
 def program(config: ModelConfig) -> Program:
     """Returns the program of a Command R model. Raises CheckpointError, also if ``use_qk_norm`` is set."""
     config.must_be("use_qk_norm", False)
-    return command(config).program(config, MAX_POSITION)
+    return command(config).program(config, MAX_POSITION, config.rope(THETA))
 
 
 def command(config: ModelConfig) -> Decoder:
