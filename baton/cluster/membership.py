@@ -10,16 +10,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-from redis.asyncio import Redis, SSLConnection
+from redis import DriverInfo
+from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from baton.cluster.departures import KEPT, Departure, Departures
 from baton.cluster.prefix_index import PrefixPublisher
+from baton.cluster.store.connections import CancellableConnection, ReloadingConnection, WaitingPool
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
@@ -67,50 +69,11 @@ def connect(url: str, kind: type[AbstractConnection] | None = None) -> Redis:
 
     ``kind`` is the class of its connections, by default the one that ``url`` asks for.
     """
-    client = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, health_check_interval=0)
-    pool = client.connection_pool
-    kind = kind or (_ReloadingConnection if url.startswith("rediss://") else pool.connection_class)
-    pool.connection_class = type(f"Heeding{kind.__name__}", (_CancellableConnection, kind), {})
-    return client
-
-
-class _CancellableConnection(AbstractConnection):
-    """A connection whose caller gets each cancellation.
-
-    redis-py writes through ``asyncio.wait_for``, which until Python 3.12 returns as if nothing had been when a
-    cancellation comes in the turn in which the write ends: the caller would go on with work that nobody wants.
-    """
-
-    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """Writes at once, without a task of its own, where the connection is idle; raises a cancellation that came
-        meanwhile.
-
-        Whether the server reads it is seen by how long its answer takes.
-        """
-        writer, due = self._writer, check_health and self.health_check_interval
-        if self.is_connected and not due and writer and not writer.transport.get_write_buffer_size():
-            writer.writelines(_parts(command))
-            return
-        task = asyncio.current_task()
-        before = task.cancelling() if task else 0
-        await super().send_packed_command(command, check_health)
-        if task is not None and task.cancelling() > before:
-            await self.disconnect(nowait=True)  # an answer is on its way that nobody will read
-            raise asyncio.CancelledError
-
-
-def _parts(command: bytes | str | Iterable[bytes]) -> Iterable[bytes]:
-    command = command.encode() if isinstance(command, str) else command
-    return (command,) if isinstance(command, bytes) else command
-
-
-class _ReloadingConnection(SSLConnection):
-    """Reads its certificates again whenever it connects: they may have been renewed."""
-
-    async def connect(self) -> None:
-        """Connects as before, with what the files hold now."""
-        self.ssl_context.context = None
-        await super().connect()
+    options = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "health_check_interval": 0}
+    pool = WaitingPool.from_url(url, driver_info=DriverInfo(), **options)
+    kind = kind or (ReloadingConnection if url.startswith("rediss://") else pool.connection_class)
+    pool.connection_class = type(f"Heeding{kind.__name__}", (CancellableConnection, kind), {})
+    return Redis.from_pool(pool)
 
 
 async def end_task(task: asyncio.Task[None]) -> None:

@@ -7,6 +7,7 @@ Wrong answers cost hit rate, never correctness: the worker's own pool decides.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 HASH_BYTES = 16  # leading bytes of a block's hash that the index keeps
-CHUNK = 4096  # hashes in one command; Lua's unpack stops below 8,000
+CHUNK = 4096  # hashes in one script: Redis answers nobody meanwhile, and this process packs no more at a time
+CHUNKS = 16  # scripts of a set that is written anew in one flush, because a heartbeat waits for it
 
 # KEYS: set; ARGV: sentinel, lease ms, blob of added, blob of removed. 0: the set is not this incarnation's.
 _CHANGE = """
@@ -67,8 +69,10 @@ def truncated(hashes: Sequence[bytes]) -> bytes:
 
 
 class PrefixPublisher:
-    """Publishes the block hashes that a worker has cached: ``publish`` collects changes, ``flush`` writes them in
-    one round trip.
+    """Publishes the block hashes that a worker has cached: ``publish`` collects changes, ``flush`` writes them.
+
+    A set that was lost is written anew, over several flushes if it is large. Changes that can't be written are kept
+    up to CHUNK * CHUNKS of them; beyond that the set is written anew, too.
     """
 
     def __init__(self, redis: Redis, namespace: str, worker_id: str, incarnation: str, ttl_s: float) -> None:
@@ -79,14 +83,22 @@ class PrefixPublisher:
         self._held: set[bytes] = set()
         self._added: set[bytes] = set()
         self._removed: set[bytes] = set()
+        self._begun = False  # the set in Redis is of this sentinel, for all we know
+        self._rest: list[bytes] = []  # what a set that is written anew still lacks
+        self._turn = asyncio.Lock()
 
     def publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Notes block hashes, full or truncated, that entered and left the worker's cache."""
         gone, new = {h[:HASH_BYTES] for h in removed}, {h[:HASH_BYTES] for h in added}
-        self._held -= gone  # in place: it holds every block of the cache, and changes come ten times a second
+        # In place: they hold every block of the cache, or all changes of a time, and come ten times a second.
+        self._held -= gone
         self._held |= new
-        self._removed = (self._removed | gone) - new
-        self._added = (self._added - gone) | new
+        self._removed |= gone
+        self._removed -= new
+        self._added -= gone
+        self._added |= new
+        if len(self._added) + len(self._removed) > CHUNK * CHUNKS:
+            self._distrust()
 
     @property
     def held(self) -> tuple[bytes, ...]:
@@ -96,42 +108,63 @@ class PrefixPublisher:
         return tuple(self._held)
 
     async def flush(self) -> None:
-        """Writes the changes to Redis and renews the set's expiry; writes all hashes if the set was lost.
+        """Writes the changes to Redis and renews the set's expiry; begins to write all hashes if the set was lost,
+        or goes on with that.
 
         Raises RedisError and OSError.
         """
-        added, removed = self._added, self._removed
-        self._added, self._removed = set(), set()
-        try:
-            if not await self._change_set(added, removed):
-                await self._write_all()
-        except (RedisError, OSError):
-            # Unknown what arrived: drop the sentinel's trust by publishing all at the next flush.
-            self._sentinel_lost()
-            raise
+        async with self._turn:
+            try:
+                await self._flush()
+            except BaseException:  # unknown what arrived
+                self._distrust()
+                raise
 
     async def clear(self) -> None:
         """Deletes the worker's set from Redis. Raises RedisError and OSError."""
         await self._redis.delete(self._key)
 
-    async def _change_set(self, added: set[bytes], removed: set[bytes]) -> bool:
+    async def _flush(self) -> None:
+        added, removed = list(self._added), list(self._removed)
+        self._added.clear()
+        self._removed.clear()
+        if not (self._begun and await self._changed(added, removed)):
+            await self._begin()
+        for _ in range(CHUNKS):
+            if not self._rest:
+                return
+            part = [h for h in self._rest[-CHUNK:] if h in self._held]  # some have gone since
+            del self._rest[-CHUNK:]
+            if not await self._write(part, []):
+                return  # lost meanwhile; the next flush begins again
+
+    async def _changed(self, added: list[bytes], removed: list[bytes]) -> bool:
+        """Writes changes, or renews the expiry if there are none; returns False if the set was lost."""
+        for at in range(0, max(len(added), len(removed), 1), CHUNK):
+            if not await self._write(added[at : at + CHUNK], removed[at : at + CHUNK]):
+                return False
+        return True
+
+    async def _write(self, added: list[bytes], removed: list[bytes]) -> bool:
         args: list[bytes | int] = [self._sentinel, self._ttl_ms, b"".join(added), b"".join(removed)]
         return bool(await self._change(keys=[self._key], args=args))
 
-    async def _write_all(self) -> None:
-        held = list(self._held)
+    async def _begin(self) -> None:
+        """Replaces whatever is in Redis by an empty set of this sentinel."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(self._key)
             pipe.sadd(self._key, self._sentinel)
-            for at in range(0, len(held), CHUNK):
-                pipe.sadd(self._key, *held[at : at + CHUNK])
             pipe.pexpire(self._key, self._ttl_ms)
             await pipe.execute()
+        self._begun, self._rest = True, list(self._held)
 
-    def _sentinel_lost(self) -> None:
-        """A new sentinel: the set in Redis, whatever it holds, no longer passes for ours."""
+    def _distrust(self) -> None:
+        """Takes a new sentinel: the set in Redis, whatever it holds, no longer passes for ours."""
         stem, _, count = self._sentinel.partition(b"#")
         self._sentinel = stem + b"#" + str(int(count or b"0") + 1).encode()
+        self._begun, self._rest = False, []
+        self._added.clear()
+        self._removed.clear()
 
 
 class PrefixIndex:

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.cluster.membership import connect
-from baton.cluster.prefix_index import PrefixIndex, PrefixPublisher, index_key
+from baton.cluster.prefix_index import CHUNK, CHUNKS, PrefixIndex, PrefixPublisher, index_key
 from baton.kv.layout import prefix
 from baton.launch.redis_server import RedisServer
 
@@ -133,3 +133,76 @@ async def test_one_tenants_blocks_are_invisible_to_another(redis: Redis) -> None
     index = PrefixIndex(redis, "ns")
     assert await index.longest(["w"], ours) == {"w": 10}
     assert await index.longest(["w"], theirs) == {"w": 0}
+
+
+def block(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+async def held_in(redis: Redis) -> set[bytes]:
+    return {member for member in await redis.smembers(index_key("ns", "w")) if len(member) == 16}
+
+
+async def test_changes_that_nobody_can_write_are_bounded_and_cost_no_more_with_time(redis: Redis) -> None:
+    """A worker evicts as much as it reads, and Redis may be away for hours."""
+    side, kept = publisher(redis), [block(number) for number in range(100)]
+    side.publish(kept, [])
+    await side.flush()
+    for number in range(1000, 1000 + 3 * CHUNK * CHUNKS, 500):
+        new = [block(n) for n in range(number, number + 500)]
+        side.publish(new, [])
+        side.publish([], new)
+        assert len(side._added) + len(side._removed) <= CHUNK * CHUNKS
+    await side.flush()
+    assert await held_in(redis) == set(kept)
+
+
+async def test_a_large_set_is_written_over_several_flushes_and_kept_true_meanwhile(redis: Redis) -> None:
+    side, count = publisher(redis, ttl_s=60), CHUNK * CHUNKS + 2 * CHUNK
+    held = {block(number) for number in range(count)}
+    side.publish(list(held), [])
+    await side.flush()
+    written = await held_in(redis)
+    assert len(written) == CHUNK * CHUNKS
+    gone = [*list(written)[:10], *list(held - written)[:10]]
+    side.publish([b"n" * 16], gone)
+    await side.flush()
+    await side.flush()
+    assert await held_in(redis) == held - set(gone) | {b"n" * 16}
+
+
+async def test_a_set_that_is_lost_again_while_it_is_written_is_written_whole(redis: Redis) -> None:
+    side, held = publisher(redis, ttl_s=60), {block(number) for number in range(CHUNK * CHUNKS + 1)}
+    side.publish(list(held), [])
+    await side.flush()
+    await redis.flushall()
+    for _ in range(2):
+        await side.flush()
+    assert await held_in(redis) == held
+
+
+async def test_two_flushes_at_once_write_what_is_held(redis: Redis) -> None:
+    side = publisher(redis)
+    side.publish([block(number) for number in range(2 * CHUNK)], [])
+    first = asyncio.create_task(side.flush())
+    await asyncio.sleep(0)
+    side.publish([block(-1 % 1000)], [block(0)])
+    await asyncio.gather(first, side.flush())
+    assert await held_in(redis) == {block(number) for number in range(1, 2 * CHUNK)}
+
+
+async def test_the_event_loop_turns_while_a_large_set_is_written(redis: Redis) -> None:
+    """Streams of tokens go over the same loop; all at once took 1 s for a million blocks."""
+    side, turns = publisher(redis, ttl_s=60), 0
+    side.publish([block(number) for number in range(CHUNK * CHUNKS)], [])
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    turning = asyncio.create_task(turn())
+    await side.flush()
+    turning.cancel()
+    assert turns > 2 * CHUNKS

@@ -1,1 +1,1 @@
-"""Helpers for Redis: its URL, timeouts and free memory, leases, rate buckets and records."""
+"""Helpers for Redis: its URL, connections, timeouts and free memory, leases, rate buckets and records."""
