@@ -76,17 +76,25 @@ def require_possible(scale: ScaleRequest) -> None:
 
 
 async def ask(
-    redis: Redis, namespace: str, scale: ScaleRequest, present: ScaleRequest | None = None
+    redis: Redis,
+    namespace: str,
+    scale: ScaleRequest,
+    present: ScaleRequest | None = None,
+    after: int | None = None,
 ) -> ScaleRequest:
     """Writes the request with the next serial and returns it; new slots are given the role in their name.
 
-    ``present`` says what runs if nothing was asked for before. Raises ConfigError for impossible numbers.
+    ``present`` says what runs if nothing was asked for before. With ``after``, nothing is written unless the last
+    request has that serial (0: there is none); the last one is returned then. Raises ConfigError for impossible
+    numbers.
     """
     require_possible(scale)
     while True:
         async with redis.pipeline(transaction=True) as pipe:
             await pipe.watch(key(namespace))
             before = _decoded(await cast(Awaitable[bytes | None], pipe.get(key(namespace))))
+            if after is not None and after != (before.serial if before else 0):
+                return before or present or scale
             asked = msgspec.structs.replace(scale, serial=before.serial + 1 if before else 1)
             known = slots_of(before or present or scale)
             fresh = {slot: role for slot, role in slots_of(asked).items() if slot not in known}

@@ -36,7 +36,7 @@ class Dial:
         """Starts a simulation, unless one runs, it is too early, or there are too few requests; ``now`` is in
         seconds.
         """
-        early = now - self._asked_at < self._every_s
+        early = 0 <= now - self._asked_at < self._every_s  # a clock may be set back
         runs = self._task is not None and not self._task.done()
         if self._every_s and not early and not runs and len(asked.served) >= LEAST_REQUESTS:
             self._asked_at = now

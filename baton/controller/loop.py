@@ -49,6 +49,7 @@ LONGER = 6.0  # windows over which the shapes of answers are taken
 TWIN_S = 60.0  # seconds over which predicted latencies are held beside measured ones
 KEPT_LOOKS = 120  # looks whose predicted TPOT is kept
 CHANGE_S = 30.0  # a worker that drains for longer is held by an operator, or stuck: it isn't waited for
+JUMP_S = 2.0  # between two looks the wall clock differs by no more from the one that never jumps, unless it was set
 NUMBERS = re.compile(r"[\d.]+")
 
 
@@ -89,6 +90,7 @@ class Controller:
         self._dial = Dial(self._config.dial_s)
         self._said = ""
         self._leads = False
+        self._ahead = 0.0  # seconds that the wall clock is ahead of the event loop's
         self._draining: dict[str, float] = {}  # slot -> since when
         self._steps: deque[tuple[float, float]] = deque(maxlen=KEPT_LOOKS)  # at a look, predicted TPOT
 
@@ -113,9 +115,15 @@ class Controller:
 
     async def _turn(self) -> None:
         leads = await self._lease.hold()
-        if leads and not self._leads:
+        ahead = self._clock() - asyncio.get_running_loop().time()
+        jumped, self._ahead = abs(ahead - self._ahead) > JUMP_S, ahead
+        if leads and (
+            jumped or not self._leads
+        ):  # times that it remembers are of another clock, or another leader's
             self._history = History(changed_at=self._clock())  # an earlier leader may just have changed something
             self._replicas.lead(self._clock())
+            self._draining.clear()
+            self._steps.clear()
         elif self._leads and not leads:
             self._metrics.left()
         self._leads = leads
@@ -129,6 +137,7 @@ class Controller:
         at, mode = self._clock(), await self._store.mode() or self._config.mode
         pin = await self._store.pinned()
         longer = await self._traffic.recent(at - LONGER * self._config.window_s)
+        longer = [s for s in longer if s.at < at + observe.FRESH_S]  # others are of a clock that was set back since
         members = self._members.snapshot()
         workers = [observe.ObservedWorker(e.info, e.load) for e in members.values()]
         looked = self._looked(at, workers, longer, pin)
@@ -230,6 +239,9 @@ class Controller:
     async def _act(
         self, looked: RatioObservation, decision: RatioDecision, replicas: ReplicaDecision, mode: str
     ) -> None:
+        if self._leads and not self._lease.is_sure:
+            log.warning("this look took longer than the lead lasts: it changes nothing")
+            return
         before = looked.prefill, looked.decode
         after = decision.prefill, decision.decode
         if replicas.kind != "hold" and mode == "auto":

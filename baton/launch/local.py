@@ -219,7 +219,7 @@ class LocalCluster(ClusterRun):
         spec = PlacementSpec(
             tuple(plans), str(self.files.ray), config.ray.address, config.ray.auth_mode,
             config.ray.object_store_bytes, config.worker.device == "cuda", ray_environment(config),
-            config.ray.placement, config.worker.drain_grace_s,
+            config.ray.placement, config.worker.drain_grace_s, namespace=config.cluster.namespace,
         )  # fmt: skip
         self.files.placement.write_bytes(msgspec.json.encode(spec))
         return str(self.files.placement)

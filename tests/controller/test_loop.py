@@ -1,17 +1,20 @@
 """The controller at a look, over a real Redis: what it waits for, what it counts, what it shows of itself."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from redis.asyncio import Redis
 
-from baton.cluster.advice import AdviceStore, RatioPin
+from baton.cluster.advice import Advice, AdviceStore, RatioPin
 from baton.cluster.config import load_config
 from baton.cluster.membership import WorkerEntry
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.store.lease import NamedLease
-from baton.cluster.traffic import TrafficStore
+from baton.cluster.traffic import ClassTraffic, TrafficSlice, TrafficStore
+from baton.controller import loop
 from baton.controller.loop import CHANGE_S, Controller
 from baton.controller.metrics import ControlMetrics
 from baton.controller.replicas import ReplicaControl
@@ -126,3 +129,59 @@ async def test_a_cluster_that_is_yet_to_come_up_is_no_news_and_one_that_has_gone
         "0 workers can be given work",
         "no traffic",
     ]
+
+
+async def test_a_look_that_outlasted_the_lead_changes_nothing(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis may answer late, or the process have stood still: another router may lead by now."""
+    monkeypatch.setattr(loop, "JUMP_S", 1e9)
+    cluster, clock = Cluster(), At(1000.0)
+    cluster.roles = {"prefill-0": "decode", "b": "decode", "c": "decode"}
+    cluster.states = dict.fromkeys(cluster.roles, "ready")
+    looked = controller(redis, cluster, clock, tmp_path, CollectorRegistry())
+    looked._lease = NamedLease(redis, "baton", "controller", "r", 0.2)
+    put = looked._store.put
+
+    async def late(advice: Advice) -> bool:
+        await asyncio.sleep(0.3)
+        return await put(advice)
+
+    looked._store.put = late  # type: ignore[assignment]
+    for _ in range(4):
+        clock.now += 30
+        await looked._turn()
+    assert set(cluster.roles.values()) == {"decode"}
+    looked._store.put = put  # type: ignore[method-assign]
+    for _ in range(4):
+        clock.now += 30
+        await looked._turn()
+    assert "prefill" in cluster.roles.values()
+
+
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+async def test_a_clock_that_was_set_starts_a_cool_down_and_no_more(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float
+) -> None:
+    cluster, clock = Cluster(a="prefill", b="decode"), At(1000.0)
+    looked = controller(redis, cluster, clock, tmp_path, CollectorRegistry())
+    began: list[float] = []
+    monkeypatch.setattr(looked._replicas, "lead", began.append)
+    await looked._turn()
+    clock.now += 1.0
+    await looked._turn()
+    clock.now += by
+    await looked._turn()
+    await looked._turn()
+    assert began == [1000.0, 1001.0 + by]
+    assert looked._history.changed_at == 1001.0 + by
+
+
+async def test_traffic_of_a_clock_that_was_set_back_counts_no_more(redis: Redis, tmp_path: Path) -> None:
+    """Requests that waited then would wait for as long as it was set back by."""
+    cluster, clock, registry = Cluster(a="prefill", b="decode"), At(1000.0), CollectorRegistry()
+    looked, traffic = controller(redis, cluster, clock, tmp_path, registry), TrafficStore(redis, "baton")
+    await traffic.push(
+        TrafficSlice("r", 4600.0, 1.0, {"short": ClassTraffic(arrived=9, arrived_tokens=900)}, 90, 9000)
+    )
+    assert (await looked.look()).reason == "no traffic"

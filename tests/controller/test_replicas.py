@@ -118,3 +118,57 @@ async def test_the_last_slot_counts_by_the_role_that_it_plays(control: ReplicaCo
 async def test_workers_of_pools_are_not_ours_to_count(control: ReplicaControl) -> None:
     placed, _ = await control.placed(1.0, HERE | members(long_0="prefill"))
     assert placed.awaited == ()
+
+
+async def test_a_new_leader_takes_back_what_an_earlier_one_asked_for_in_vain(
+    control: ReplicaControl, redis: Redis
+) -> None:
+    """The earlier one died, or Redis was away for a moment: the slots would be asked for, and counted, for ever."""
+    await control.placed(1.0, HERE)
+    await control.ask(2.0, (1, 1), ADD)
+    control.lead(40.0)
+    placed, news = await control.placed(41.0, HERE)
+    assert (placed.awaited, news) == (("prefill-1",), None)
+    placed, news = await control.placed(102.0, HERE)
+    assert news is not None
+    assert (news.kind, "prefill-1 not here" in news.reason) == ("failed", True)
+    assert (placed.prefill, placed.awaited) == (1, ())
+    assert await read(redis, "baton") == ScaleRequest(1, 1, 2, "controller")
+
+
+async def test_a_new_leader_keeps_what_has_come_and_what_an_operator_asked_for(
+    control: ReplicaControl, redis: Redis
+) -> None:
+    await control.placed(1.0, HERE)
+    await control.ask(2.0, (1, 1), ADD)
+    control.lead(40.0)
+    assert (await control.placed(41.0, HERE | members(prefill_1="prefill")))[1] is None
+    assert (await control.placed(200.0, HERE))[1] is None, "it came; that it is away now is another matter"
+    await ask(redis, "baton", ScaleRequest(3, 1))
+    control.lead(240.0)
+    for at in (241.0, 400.0):
+        assert (await control.placed(at, HERE))[1] is None
+    asked = await read(redis, "baton")
+    assert asked is not None
+    assert (asked.prefill, asked.by) == (3, "")
+
+
+async def test_a_new_leader_of_a_cluster_that_is_still_coming_up_takes_nothing_back(
+    control: ReplicaControl, redis: Redis
+) -> None:
+    await ask(redis, "baton", ScaleRequest(4, 4, by="controller"))
+    control.lead(1.0)
+    for at in (2.0, 100.0):
+        assert (await control.placed(at, members(decode_0="decode")))[1] is None
+    assert await read(redis, "baton") == ScaleRequest(4, 4, 1, "controller")
+
+
+async def test_numbers_that_an_operator_asked_for_during_a_look_are_not_overwritten(
+    control: ReplicaControl, redis: Redis
+) -> None:
+    await control.placed(1.0, HERE)
+    await ask(redis, "baton", ScaleRequest(1, 3))
+    change = await control.ask(2.0, (1, 1), ADD)
+    assert (change.kind, "others asked" in change.reason) == ("hold", True)
+    placed, _ = await control.placed(3.0, HERE)
+    assert (placed.prefill, placed.decode, control.history.by_operator) == (1, 3, True)

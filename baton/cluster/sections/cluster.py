@@ -61,7 +61,9 @@ class ClusterConfig(Section):
         default=False, description="decode workers read their prompts themselves; no prefill workers"
     )
     namespace: str = Field(
-        default="baton", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="keeps clusters apart that share a Redis"
+        default="baton",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="keeps clusters apart that share a Redis or a Ray",
     )
     lend_cores: bool = Field(
         default=True,

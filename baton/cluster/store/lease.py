@@ -7,6 +7,8 @@ holder.
 
 from __future__ import annotations
 
+import asyncio
+
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -26,14 +28,25 @@ class NamedLease:
 
     def __init__(self, redis: Redis, namespace: str, name: str, who: str, seconds: float) -> None:
         self._key, self._who, self._ms = f"{{{namespace}}}:lease:{name}", who, int(seconds * 1000)
+        self._until = float("-inf")
         self._hold, self._leave = redis.register_script(_HOLD), redis.register_script(_LEAVE)
 
     async def hold(self) -> bool:
         """Takes or renews the lease; returns False if another has it, or Redis is away."""
+        asked = asyncio.get_running_loop().time()  # Redis counts from later on
         try:
-            return bool(await self._hold(keys=[self._key], args=[self._who, self._ms]))
+            held = bool(await self._hold(keys=[self._key], args=[self._who, self._ms]))
         except (RedisError, OSError):
             return False
+        self._until = asked + self._ms / 1000 if held else float("-inf")
+        return held
+
+    @property
+    def is_sure(self) -> bool:
+        """Returns whether nobody else can have the lease by now, without asking: this process may have stood still
+        since ``hold``, or waited for Redis.
+        """
+        return asyncio.get_running_loop().time() < self._until
 
     async def leave(self) -> None:
         """Gives the lease up, so that another can have it at once."""

@@ -157,7 +157,7 @@ class Actors:
         )
 
     def found(self) -> Iterator[ActorRecord]:
-        """Yields the lasting actors that an earlier driver left."""
+        """Yields the lasting actors that an earlier driver of the same Ray namespace left."""
         names = self._ray.util.list_named_actors() if self._lasting else ()
         for name in sorted(name for name in names if name.startswith(PREFIX)):
             try:

@@ -37,6 +37,7 @@ class PlacementSpec(msgspec.Struct, frozen=True):
     drain_s: float = 2.0  # seconds that a host takes to drain when it is told to leave
     lasting: bool = False  # workers outlive this connection, and the next one finds them
     lost_s: float = 5.0  # seconds without an answer from any actor after which Ray counts as gone
+    namespace: str = "baton"  # of the cluster: another cluster's lasting workers in the same Ray aren't found
 
 
 def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
@@ -146,14 +147,14 @@ class RayPlacement:
         return {
             "address": "local", "num_cpus": 1, "resources": room, "include_dashboard": False,
             "object_store_memory": self._spec.object_store_bytes,
-            "_temp_dir": self._spec.temp_dir, **_QUIET,
+            "_temp_dir": self._spec.temp_dir, "namespace": self._spec.namespace, **_QUIET,
         }  # fmt: skip
 
     def _join(self) -> dict[str, object]:
-        return {"address": self._spec.address, **_QUIET}
+        return {"address": self._spec.address, "namespace": self._spec.namespace, **_QUIET}
 
 
-_QUIET = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "baton"}
+_QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 def _import_ray(spec: PlacementSpec) -> ModuleType:

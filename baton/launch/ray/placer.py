@@ -107,4 +107,5 @@ def spec_of(config: BatonConfig, plans: Sequence[HostPlan]) -> PlacementSpec:
         drain_s=config.worker.drain_grace_s,
         lasting=True,
         lost_s=SILENT_S,
+        namespace=config.cluster.namespace,
     )

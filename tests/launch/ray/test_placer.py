@@ -1,12 +1,15 @@
 """A Ray that others started is filled with as many workers as somebody asks for, which outlive who placed them."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from baton.cluster.config import load_config
 from baton.launch.ports import free_ports
 from baton.launch.ray.actors import actor_name
+from baton.launch.ray.app import PlacementSpec, RayPlacement
 from baton.launch.ray.node_choice import Seat, SlotRequest
 from baton.launch.ray.placer import plans_of, spec_of
 from baton.launch.redis_server import RedisServer
@@ -24,6 +28,7 @@ from baton.protos.errors import ConfigError
 from baton.worker.slots import holders
 
 UP_S = 120.0
+ROOM = {"baton_prefill": 1, "baton_decode": 2}
 
 
 def config(folder: str = "/run/baton", **cluster):
@@ -72,6 +77,21 @@ def test_placing_for_good_is_the_placement_of_serve_with_other_settings() -> Non
     )
     spec = spec_of(settings, ())
     assert (spec.lasting, spec.strategy, spec.drain_s) == (True, "spread", 9)
+
+
+def test_a_clusters_workers_have_names_within_its_namespace() -> None:
+    """Another cluster's placer in the same Ray would take them over, and drain what it didn't plan."""
+    assert spec_of(config(namespace="ours"), ()).namespace == "ours"
+    for address in ("", "10.0.0.1:6379"):
+        asked: dict[str, object] = {}
+        placement = RayPlacement(PlacementSpec((), "/x", address, namespace="ours"))
+        placement.ray = SimpleNamespace(
+            init=lambda asked=asked, **given: (
+                asked.update(given) or SimpleNamespace(address_info={"gcs_address": "a"})
+            )
+        )
+        placement.connect()
+        assert asked["namespace"] == "ours"
 
 
 @pytest.mark.parametrize(("section", "key"), [("ray", "ray.address"), ("cluster", "cluster.run_dir")])
@@ -139,6 +159,29 @@ def test_placed_workers_serve_outlive_the_placer_and_are_drained() -> None:
         assert holders(root / "r" / "slots") == {}
 
 
+@pytest.mark.soak
+def test_two_clusters_of_one_ray_leave_each_others_workers_alone() -> None:
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bp-")))
+        port, redis = _free(), _tcp_redis(root, stack)
+        ray = _ray(root, port, stack, {"baton_prefill": 2, "baton_decode": 2})
+        slots = {name: root / name / "slots" for name in ("one", "two")}
+        placers, before = [], dict[str, int]()
+        for name in slots:
+            file = root / f"{name}.toml"
+            file.write_text(
+                f"[redis]\nurl = '{redis}'\n[ray]\naddress = '127.0.0.1:{port}'\nauth_mode = 'disabled'\n"
+                f"[cluster]\nnamespace = '{name}'\nrun_dir = '{root}/{name}'\n[worker]\ndevice = 'paced:zero'\n"
+            )
+            stack.callback(lambda name=name: end_sessions(holders(slots[name]).values(), 0.0))
+            placers.append(_baton(root, "place", stack, "--config", str(file)))
+            _until(lambda name=name: set(holders(slots[name])) == {"prefill-0", "decode-0"}, root, ray, *placers)
+            before = before or holders(slots["one"])
+        time.sleep(10)
+        assert holders(slots["one"]) == before
+        assert set(holders(slots["two"])) == {"prefill-0", "decode-0"}
+
+
 def _scaled(redis: str, *numbers: str) -> int:
     """`baton scale`, which waits until it is so."""
     return subprocess.run(
@@ -160,7 +203,7 @@ def _tcp_redis(root: Path, stack: contextlib.ExitStack) -> str:
     return server.url
 
 
-def _ray(root: Path, port: int, stack: contextlib.ExitStack) -> subprocess.Popen:
+def _ray(root: Path, port: int, stack: contextlib.ExitStack, offered: Mapping[str, int] = ROOM) -> subprocess.Popen:
     command = [
         *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--node-ip-address=127.0.0.1"),
         *(f"--port={port}", "--include-dashboard=false", "--num-cpus=1", "--object-store-memory=83886080"),
@@ -170,7 +213,7 @@ def _ray(root: Path, port: int, stack: contextlib.ExitStack) -> subprocess.Popen
             "--max-worker-port=0",
             f"--ray-client-server-port={_free()}",
         ),
-        '--resources={"baton_prefill": 1, "baton_decode": 2}',
+        f"--resources={json.dumps(offered)}",
     ]
     env = host_environment() | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     return _started(command, env, root / "ray.log", stack)
