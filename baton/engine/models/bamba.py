@@ -26,8 +26,8 @@ def program(config: ModelConfig) -> Program:
     """Returns the program of a Bamba model. By default half of each head is rotated. Raises CheckpointError."""
     bias = config.flag("attention_bias", False)
     plain = Decoder.read(
-        config.with_default("rms_norm_eps", EPS), None, KV_HEADS, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False),
-        partial_rotary=True,
+        config.with_default("rms_norm_eps", EPS), None, KV_HEADS, qkv_bias=bias, o_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False), partial_rotary=True,
     )  # fmt: skip
     hybrid = HybridDecoder.of(
         plain,
