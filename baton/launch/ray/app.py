@@ -20,6 +20,7 @@ from baton.launch.supervise import HostPlan, SlotStatus
 from baton.protos.errors import ConfigError, StartupError
 
 PLACE_S = 20.0  # seconds in which nodes with room have to appear
+FIRST_S = 120.0  # seconds for the first answer of any actor: a busy machine takes long to start their processes
 SEATS = 1024  # workers of a role that a private Ray lets this machine run: the machine is its owner's business
 
 
@@ -36,7 +37,7 @@ class PlacementSpec(msgspec.Struct, frozen=True):
     strategy: str = "peers"  # one of ``node_choice.STRATEGIES``
     drain_s: float = 2.0  # seconds that a host takes to drain when it is told to leave
     lasting: bool = False  # workers outlive this connection, and the next one finds them
-    lost_s: float = 5.0  # seconds without an answer from any actor after which Ray counts as gone
+    lost_s: float = 5.0  # seconds without an answer from any actor, after a first one, and Ray counts as gone
     namespace: str = "baton"  # of the cluster: another cluster's lasting workers in the same Ray aren't found
 
 
@@ -67,7 +68,7 @@ class RayPlacement:
 
     def __init__(self, spec: PlacementSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self._spec, self._clock = spec, clock
-        self._silent = 0.0
+        self._silent, self._heard = 0.0, False
         self.ray = _import_ray(spec)
         self._seats = Seats(self.ray, spec.strategy, spec.gpus, spec.drain_s, clock, lasting=spec.lasting)
         self._shown: dict[str, SlotStatus] = {}
@@ -79,12 +80,8 @@ class RayPlacement:
         """
         try:
             context = self.ray.init(**self._join() if self._spec.address else self._private())
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = f"join Ray at {self._spec.address}" if self._spec.address else "start Ray"
-            raise StartupError(
-                f"can't {where}: {error}. RAY_AUTH_MODE ({self._spec.auth_mode}) and the token must be the same on "
-                "every node; set --ray-address and [ray] auth_mode"
-            ) from None
+        except Exception as error:  # Ray's own time-outs are of no narrower kind
+            raise StartupError(_not_connected(self._spec, error)) from None
         return str(context.address_info["gcs_address"])
 
     def place(self) -> None:
@@ -115,13 +112,15 @@ class RayPlacement:
     def statuses(self) -> dict[str, SlotStatus]:
         """Returns slot -> status; a slot whose actor doesn't answer keeps its last one.
 
-        Raises StartupError if no actor has answered for ``lost_s`` seconds.
+        Raises StartupError if no actor has answered for ``lost_s`` seconds, or FIRST_S before the first answer.
         """
         found, answered = self._seats.statuses()
+        self._heard = self._heard or answered
+        patience = self._spec.lost_s if self._heard else max(FIRST_S, self._spec.lost_s)
         if answered or not self._seats.where():
             self._silent = 0.0
-        elif self._silent and self._clock() - self._silent > self._spec.lost_s:
-            raise StartupError("Ray answers no more")
+        elif self._silent and self._clock() - self._silent > patience:
+            raise StartupError(f"Ray doesn't answer: none of its actors did for {patience:.0f} s")
         else:
             self._silent = self._silent or self._clock()
         return found
@@ -164,6 +163,18 @@ def _import_ray(spec: PlacementSpec) -> ModuleType:
     except ImportError:
         raise StartupError("Ray is not installed: pip install 'baton-serve[ray]'") from None
     return ray
+
+
+def _not_connected(spec: PlacementSpec, error: Exception) -> str:
+    """Returns in words that Ray couldn't be started or joined, with what can be done about it."""
+    if not spec.address:
+        return (
+            f"can't start Ray: {error} On a busy machine a second try may do, or the --ray-address of a running one"
+        )
+    return (
+        f"can't join Ray at {spec.address}: {error}. RAY_AUTH_MODE ({spec.auth_mode}) and the token must be the "
+        "same on every node; set --ray-address and [ray] auth_mode"
+    )
 
 
 def _no_room(missing: Sequence[HostPlan], gpus: bool) -> ConfigError:

@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from baton.launch.ray.app import PlacementSpec, _no_room, quiet_environment
+from baton.launch.ray.app import FIRST_S, PlacementSpec, RayPlacement, _no_room, quiet_environment
 from baton.launch.ray.host import PlacementReport
 from baton.launch.supervise import HostPlan, SlotStatus
 from baton.process.processes import kill_session, session_members
+from baton.protos.errors import StartupError
 from baton.worker.slots import holders
 
 pytest.importorskip("ray")
@@ -138,3 +140,48 @@ def test_who_finds_no_room_is_told_what_no_node_offers() -> None:
     assert "decode-1: 1 baton_decode, 2 GPUs, one per rank" in str(_no_room([ranks], gpus=True))
     said = str(_no_room([plain, gang], gpus=True))
     assert "decode-1: 1 baton_decode, a GPU or its share of one; tp-0: 8 GPU, 4 baton_tp all" in said
+
+
+class Silence:
+    """Stands for the seats of actors that answer when the test says so."""
+
+    answered = False
+
+    def where(self) -> dict[str, str]:
+        return {"prefill-0": "node"}
+
+    def statuses(self) -> tuple[dict[str, SlotStatus], bool]:
+        return {}, self.answered
+
+
+def test_actors_that_a_busy_machine_has_not_started_yet_are_waited_for_longer_than_silent_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.launch.ray.app._import_ray", lambda spec: types.SimpleNamespace())
+    now, seats = [100.0], Silence()
+    spec = PlacementSpec((), "/x")
+    placement = RayPlacement(spec, clock=lambda: now[0])
+    placement._seats = seats  # type: ignore[assignment]
+    placement.statuses()
+    now[0] += FIRST_S - 1
+    placement.statuses()
+    seats.answered = True
+    placement.statuses()
+    seats.answered = False
+    placement.statuses()
+    now[0] += spec.lost_s + 1
+    with pytest.raises(StartupError, match="none of its actors did for 5 s"):
+        placement.statuses()
+
+
+def test_a_ray_that_times_out_as_it_starts_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("baton.launch.ray.app._import_ray", lambda spec: types.SimpleNamespace(init=init))
+    with pytest.raises(
+        StartupError, match=r"can't start Ray: The current node timed out during startup. On a busy"
+    ):
+        RayPlacement(PlacementSpec((), "/x")).connect()
+    with pytest.raises(StartupError, match=r"can't join Ray at 10.0.0.1:6379: .* RAY_AUTH_MODE"):
+        RayPlacement(PlacementSpec((), "/x", address="10.0.0.1:6379")).connect()
