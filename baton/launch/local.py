@@ -169,7 +169,7 @@ class LocalCluster(ClusterRun):
         self._changed.set()
         if (failure := failure_of(status)) is not None:
             self._trouble(status.slot, failure)
-        elif before is None or _shown(before) != _shown(status):
+        elif before is None or _said(before) != _said(status):
             self._show(status.slot, _said(status))
 
     def _trouble(self, part: str, error: BatonError) -> None:
@@ -235,12 +235,8 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _shown(status: SlotStatus) -> tuple[object, ...]:
-    """Returns what a line about a slot tells: once it differs there is a new one."""
-    return status.state, status.pid, status.role, status.adopted
-
-
 def _said(status: SlotStatus) -> str:
+    """Returns the line about a slot; once it differs there is a new one."""
     if status.state == "ready":
         role = f" as a {status.role} worker" if status.role and not status.slot.startswith(status.role) else ""
         adopted = " (adopted)" if status.adopted else ""

@@ -141,7 +141,7 @@ async def running_parts(
             generation,
             shared.exposition if shared else registry_exposition(registry),
             BatchSurface(batches, environment, most, config.router.max_stored_bytes, catalog.model_of),
-            ClusterSurface(overview, roster, environment.wall_clock, most),
+            ClusterSurface(overview, roster, environment.wall_clock, most, gate),
             RoleSurface(core.roles, advice, environment.wall_clock, most),
             AdapterSurface(core.adapters, most, loading_off(config)),
             PrefixSurface(prefixes),

@@ -1,6 +1,6 @@
 """Talk to a running `make serve` with the unmodified `openai` package, whole and streamed.
 
-.venv/bin/python examples/clients/openai_client.py [--url http://127.0.0.1:8000]
+.venv/bin/python examples/clients/openai_client.py [--url http://127.0.0.1:8000] [--key bt-…]
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ def main() -> None:
     """A completion and a chat, each whole and streamed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    client = openai.OpenAI(base_url=parser.parse_args().url + "/v1", api_key="unused")
+    parser.add_argument("--key", default="unused", help="an API key (baton keys add), if the router asks for one")
+    given = parser.parse_args()
+    client = openai.OpenAI(base_url=given.url + "/v1", api_key=given.key)
     model = client.models.list().data[0].id
     print(f"model: {model}")
 

@@ -65,7 +65,9 @@ def test_a_worker_that_another_supervisor_takes_over_at_once_is_told_of(folder: 
     settings = {"worker": PACED, "router": {"port": 0, "grpc_port": 0}, "cluster": {"run_dir": str(folder / "run")}}
     cluster = LocalCluster(load_config(flags=settings), lambda part, what: told.append((part, what)))
     ready = SlotStatus("prefill-0", "ready", 12, "127.0.0.1:1")
+    for status in (SlotStatus("prefill-0", "starting"), SlotStatus("prefill-0", "starting", 12)):
+        cluster._take(status)
     for status in (ready, ready, msgspec.structs.replace(ready, adopted=True)):
         cluster._take(status)
     text = "ready at 127.0.0.1:1, pid 12"
-    assert told == [("prefill-0", text), ("prefill-0", f"{text} (adopted)")]
+    assert told == [("prefill-0", "starting"), ("prefill-0", text), ("prefill-0", f"{text} (adopted)")]

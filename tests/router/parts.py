@@ -47,5 +47,5 @@ def surfaces_of(config: RouterConfig, generation: GenerationService, batches: Ba
         generation,
         registry_exposition(generation.quotas.metrics.registry),
         BatchSurface(batches, environment, most, config.max_stored_bytes, generation.catalog.model_of),
-        ClusterSurface(None, None, environment.wall_clock, most),
+        ClusterSurface(None, None, environment.wall_clock, most, generation.quotas.gate),
     )

@@ -97,9 +97,10 @@ def welcome(cluster: LocalCluster) -> str:
     router, trust = cluster.config.router, _certificates(cluster.config)
     path, asked = first_question(cluster.config)
     body = json.dumps({"model": cluster.name, **asked})
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if cluster.config.router.keys_file else ""
     return (
         f"Serving {cluster.name} at {cluster.url} (REST) and {router.host}:{router.grpc_port} (gRPC). Try:\n\n"
-        f"  curl {trust}{cluster.url}{path} -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"  curl {trust}{cluster.url}{path} {key}-H 'Content-Type: application/json' -d '{body}'\n\n"
         f"Dashboard: {cluster.url}/dashboard/ (in a terminal: baton top)\n\nCtrl-C stops it."
     )
 

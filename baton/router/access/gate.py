@@ -111,6 +111,14 @@ class AccessGate:
         """
         return self._keys.renewed(key) if self._keys is not None and key is not None else key
 
+    def current(self, key: ApiKey | None) -> ApiKey | None:
+        """Returns the current entry of a key that ``identify`` found, for a call that goes on and on; None for
+        None.
+
+        Raises Unauthenticated if the key was removed or revoked meanwhile.
+        """
+        return self._keys.current(key) if self._keys is not None and key is not None else key
+
     async def charge(
         self, key: ApiKey | None, model_id: str, requests: int, tokens: int, adapter: str = ""
     ) -> None:

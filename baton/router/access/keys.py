@@ -210,9 +210,19 @@ class KeyRing:
 
         Raises Unauthenticated if it was removed or revoked, or if another key has its id now.
         """
+        return self._still(key.id, lambda entry: noted(entry).hash == key.hash)
+
+    def current(self, key: ApiKey) -> ApiKey:
+        """Returns the current entry of ``key``, an entry that ``find`` or this returned earlier.
+
+        Raises Unauthenticated as ``renewed`` does.
+        """
+        return self._still(key.id, lambda entry: entry.hash == key.hash)
+
+    def _still(self, key_id: str, is_same: Callable[[ApiKey], bool]) -> ApiKey:
         self._look()
-        entry = self._keys.get(key.id)
-        if entry is None or entry.revoked or noted(entry).hash != key.hash:
+        entry = self._keys.get(key_id)
+        if entry is None or entry.revoked or not is_same(entry):
             raise Unauthenticated("the API key is not valid any more; `baton keys add TENANT` makes one")
         return entry
 

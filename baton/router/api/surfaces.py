@@ -84,13 +84,15 @@ class PrefixSurface(msgspec.Struct, frozen=True):
 class ClusterSurface(msgspec.Struct, frozen=True):
     """Holds what the endpoints of ``/v1/cluster`` need. ``overview`` is None without telemetry.
 
-    ``roster`` is None for a router that is not part of a cluster whose workers can be held.
+    ``roster`` is None for a router that is not part of a cluster whose workers can be held. ``gate`` tells whether
+    the key of a stream's caller is still an admin's.
     """
 
     overview: Overview | None
     roster: RosterWithHolds | None
     wall_clock: Callable[[], float]
     max_body_bytes: int
+    gate: AccessGate
 
 
 class Surfaces(msgspec.Struct, frozen=True, dict=True):

@@ -2,8 +2,9 @@
 
 Knows nothing of endpoints, except the few that a connection beyond the limits may use. A head over its limits is
 answered 431 (414 for its URL); one that doesn't arrive in time, or a body that is too slow, 408 (RFC 9110, RFC
-6585). HTTP/1.1 without exactly one valid Host is answered 400 (RFC 9112, 3.2). A running answer is never cut off:
-the connection is only not read any more.
+6585). HTTP/1.1 without exactly one valid Host is answered 400 (RFC 9112, 3.2). A request to change the protocol
+(``Upgrade: h2c``, ``websocket``) is answered in HTTP/1.1 as if it weren't there (RFC 9110, 7.8). A running answer
+is never cut off: the connection is only not read any more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import re
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn._types import ASGI3Application
@@ -28,6 +30,7 @@ PROBED = frozenset({"/health", "/ready", "/metrics", "/version"})
 VERSIONS = frozenset({"1.0", "1.1"})
 # RFC 3986: an IPv6 literal or a registered name, which may be empty, and a port.
 HOST = re.compile(rb"(\[[0-9A-Za-z:.]+\]|[-\w.~%!$&'()*+,;=]*)(:[0-9]*)?", re.ASCII)
+HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})  # headers that ask to change the protocol
 log = logging.getLogger("baton.router.edge")
 
 
@@ -51,6 +54,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head = self._count = self._quiet = self._body = 0
         self._whole = True  # no request is half here
         self._trailing = False  # what comes like a header now is a trailer
+        self._declined = False  # the parser stops behind this head, which asks to change the protocol
         self._hosts: list[bytes] = []
         self._refusal: tuple[int, str, str] | None = None
 
@@ -69,7 +73,7 @@ class BoundedHttp(HttpToolsProtocol):
                 return
             part = view[at : at + SLICE]
             self._quiet += len(part)
-            super().data_received(part)  # type: ignore[arg-type]  # the parser takes any buffer
+            self._feed(part)
             if self._head + self._quiet > self._limits.max_header_bytes:
                 self._too_large()
             if len(self.pipeline) > PIPELINED:
@@ -77,6 +81,37 @@ class BoundedHttp(HttpToolsProtocol):
             if self._refusal is not None:
                 self._refuse()
                 return
+
+    def _feed(self, data: memoryview | bytes) -> None:
+        """Feeds the parser. A head that asks to change the protocol is fed again without that, because the parser
+        leaves out the body behind such a head.
+        """
+        self._unset_keepalive_if_required()
+        rest = [data]
+        while rest:
+            part = rest.pop()
+            try:
+                self.parser.feed_data(part)
+            except HttpParserUpgrade as stopped:
+                behind = part[stopped.args[0] :]
+                if self._declined and self._refusal is None:
+                    rest += [behind, self._plain_head()] if behind else [self._plain_head()]
+                    self.parser = HttpRequestParser(self)  # the other one is done if the head says "close"
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+                self._declined = False
+            except HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    def _plain_head(self) -> bytes:
+        """Returns the head that the parser stopped behind, without its request to change the protocol."""
+        version = self.parser.get_http_version().encode()
+        kept = [(name, value) for name, value in self.headers if name not in HOP]
+        said = b",".join(value for name, value in self.headers if name == b"connection").split(b",")
+        if options := [token for token in said if token.strip().lower() not in HOP]:
+            kept.append((b"connection", b",".join(options)))
+        lines = [b"%s: %s\r\n" % pair for pair in kept]
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
 
     def _linger(self, size: int) -> None:
         """Throws away what comes after a refusal."""
@@ -114,8 +149,11 @@ class BoundedHttp(HttpToolsProtocol):
             self._too_large()
 
     def on_headers_complete(self) -> None:
-        """Starts handling the request, unless it is refused."""
+        """Starts handling the request, unless it is refused or comes once more (``_feed``)."""
         self._quiet, self._trailing = 0, True
+        self._declined = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._declined:
+            return
         self._check_head()
         if self._refusal is not None:
             return
@@ -133,6 +171,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Notes that the whole request has arrived."""
+        if self._declined:
+            return
         self._quiet, self._whole = 0, True
         if self._refusal is not None:
             return

@@ -1,10 +1,12 @@
 """/v1/cluster, its stream and its actions, on a real cluster that asks for keys."""
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
+from baton.router.access.keys import add_key, revoke_key
 from tests.router.dashboard.watched import bearer, until
 
 STATIONS = {"queue", "prefill", "transfer", "first_decode", "ttft", "itl", "tpot", "e2e"}
@@ -64,6 +66,18 @@ def test_the_stream_brings_a_snapshot_a_second(watched):
         events = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
         first, second = next(events), next(events)
     assert 0.5 < second["at"] - first["at"] < 30
+
+
+def test_the_stream_of_a_revoked_key_ends(watched):
+    keys = Path(watched.cluster.config.router.keys_file)
+    key = add_key(keys, "leaver", 0.0, admin=True)
+    until(lambda: httpx.get(watched.url + "/v1/cluster", headers=bearer(key)).status_code == 200)
+    with httpx.stream("GET", watched.url + "/v1/cluster/stream", headers=bearer(key), timeout=60) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        revoke_key(keys, key.split("-")[1])
+        assert sum(line.startswith("data: ") for line in lines) < 60, "it ends"
+    assert httpx.get(watched.url + "/v1/cluster/stream", headers=bearer(key)).status_code == 401
 
 
 def bring_work_to_decode_1(watched):

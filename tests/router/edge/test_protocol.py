@@ -258,6 +258,45 @@ async def test_one_address_has_its_share_and_no_more() -> None:
         assert await first.status() == 200
 
 
+@pytest.mark.parametrize("wanted", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("pieces", [1, 2, 50])
+async def test_who_asks_for_another_protocol_is_answered_in_this_one(
+    wanted: bytes, pieces: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Java's own client asks for HTTP/2 so on every call; the parser would leave out the body."""
+    asks = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + wanted + b"\r\nHTTP2-Settings: AAMA\r\n"
+    head = b"POST /%s HTTP/1.1\r\nhost: x\r\n%scontent-length: 5\r\n\r\nhello"
+    chunked = (
+        b"POST /chunked HTTP/1.1\r\nhost: x\r\n" + asks + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    )
+    last = b"GET /headers HTTP/1.1\r\nhost: x\r\n" + asks + b"\r\n"
+    sent = head % (b"first", asks) + head % (b"second", b"") + head % (b"third", asks) + chunked + last
+    async with listening() as connect:
+        line = await connect()
+        step = -(-len(sent) // pieces)
+        for at in range(0, len(sent), step):
+            await line.say(sent[at : at + step])
+            await asyncio.sleep(0.001)
+        for path, size in (("/first", 5), ("/second", 5), ("/third", 5), ("/chunked", 2)):
+            assert await line.status() == 200
+            assert json.loads(line.body) == {"path": path, "size": size}
+        assert await line.status() == 200
+        assert json.loads(line.body) == ["host"]
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == []
+
+
+async def test_a_tunnel_is_not_dug_and_an_upgrade_may_close_its_connection() -> None:
+    async with listening() as connect:
+        line = await connect()
+        await line.say(b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n")
+        assert await line.status() == 400
+        line = await connect()
+        asks = b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n"
+        await line.say(b"GET / HTTP/1.1\r\nhost: x\r\n" + asks + b"\r\n")
+        assert await line.status() == 200
+        assert await line.closed()
+
+
 async def test_what_is_no_http_hears_so() -> None:
     async with listening() as connect:
         line = await connect()

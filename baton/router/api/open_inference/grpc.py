@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 import grpc
+import msgspec
 
 from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.json import Json
 from baton.protos.v1 import open_inference_pb2 as pb
 from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
+from baton.router.access.caller import CALLER
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer
 from baton.router.answer.validate import check_count
@@ -75,14 +77,24 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """Answers each request in turn, in pieces; an error ends that request, and the stream goes on."""
-        async for request in requests:
-            try:
-                async for response in self._pieces(request, context):
-                    yield pb.ModelStreamInferResponse(infer_response=response)
-            except BatonError as error:
-                failed = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
-                yield pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed)
+        """Answers each request in turn, in pieces; an error ends that request, and the stream goes on.
+
+        A key that was revoked meanwhile ends the stream.
+        """
+        async with grpc_errors(context):
+            async for request in requests:
+                self._renew_caller()
+                try:
+                    async for response in self._pieces(request, context):
+                        yield pb.ModelStreamInferResponse(infer_response=response)
+                except BatonError as error:
+                    failed = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
+                    yield pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed)
+
+    def _renew_caller(self) -> None:
+        """Gives the caller its key's current rates and rights. Raises Unauthenticated if the key was revoked."""
+        caller = CALLER.get()
+        CALLER.set(msgspec.structs.replace(caller, key=self._service.quotas.gate.current(caller.key)))
 
     async def _pieces(
         self, request: pb.ModelInferRequest, context: Context

@@ -20,9 +20,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from baton.cluster.holds import SlotHold
-from baton.protos.errors import Forbidden, InvalidRequest, Unavailable, WorkerUnknown
+from baton.protos.errors import Forbidden, InvalidRequest, Unauthenticated, Unavailable, WorkerUnknown
 from baton.protos.json import Json
 from baton.router.access.caller import CALLER
+from baton.router.access.gate import AccessGate
+from baton.router.access.keys import ApiKey
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed
@@ -65,8 +67,8 @@ def cluster_routes(surface: ClusterSurface) -> APIRouter:
 
     @routes.get("/v1/cluster/stream")
     async def stream() -> Response:
-        """Streams the same as server-sent events, one a second."""
-        events = _events(_overview(surface))
+        """Streams the same as server-sent events, one a second, until the caller's key is no admin's any more."""
+        events = _events(_overview(surface), surface.gate, CALLER.get().key)
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     @routes.post("/v1/workers/{slot}/hold", openapi_extra=body_docs(HoldBody))
@@ -107,10 +109,18 @@ def page_routes() -> APIRouter:
     return routes
 
 
-async def _events(overview: Overview) -> AsyncIterator[bytes]:
-    while True:
+async def _events(overview: Overview, gate: AccessGate, key: ApiKey | None) -> AsyncIterator[bytes]:
+    while _is_admin_still(gate, key):
         yield b"data: " + orjson.dumps(await overview.snapshot()) + b"\n\n"
         await asyncio.sleep(STREAM_S)
+
+
+def _is_admin_still(gate: AccessGate, key: ApiKey | None) -> bool:
+    try:
+        now = gate.current(key)
+    except Unauthenticated:
+        return False
+    return now is None or now.admin
 
 
 async def _hold(surface: ClusterSurface, slot: str, how: str) -> Json:

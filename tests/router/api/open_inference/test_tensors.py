@@ -8,6 +8,7 @@ import importlib.util
 import json
 import struct
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from baton.protos.errors import InvalidRequest
 from baton.protos.v1 import open_inference_pb2 as pb
 from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
+from baton.router.access.gate import AccessGate
+from baton.router.access.keys import KeyRing, add_key, revoke_key
 from baton.router.api.large import MAX_NUMBERS
 from baton.router.api.open_inference.tensors import DTYPES, Tensor, body_of, packed, unpacked
 
@@ -142,6 +145,28 @@ async def test_a_streaming_call_answers_at_once_if_the_request_declines_pieces(r
     assert (len(found) > 1) == stream
     if not stream:
         assert unpacked("text_output", "BYTES", found[0].raw_output_contents[0]) == [SAID.encode()]
+
+
+async def test_a_stream_ends_with_its_callers_key(fake, model_dir: Path, start_router, tmp_path: Path) -> None:
+    path, now, answered = tmp_path / "keys.json", [0.0], asyncio.Event()
+    key = add_key(path, "acme", 0.0)
+    gate = AccessGate(KeyRing(path, lambda: now[0]))
+
+    async def requests() -> AsyncIterator[pb.ModelInferRequest]:
+        yield infer_request(stream=False)
+        await answered.wait()
+        revoke_key(path, key.split("-")[1])
+        now[0] += 2
+        yield infer_request(stream=False)
+
+    async with start_router(fake, {"tiny": model_dir}, gate=gate) as router:
+        stub = pb_grpc.GRPCInferenceServiceStub(router.channel)
+        answers = stub.ModelStreamInfer(requests(), metadata=(("authorization", f"Bearer {key}"),))
+        assert (await answers.read()).error_message == ""
+        answered.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="not valid any more") as ended:
+            await answers.read()
+    assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_a_call_with_one_answer_refuses_to_stream(router) -> None:
