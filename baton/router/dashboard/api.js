@@ -9,6 +9,8 @@ export class Refused extends Error {
   }
 }
 
+export const hasKey = () => Boolean(sessionStorage.getItem(KEPT));
+
 export const setKey = (key) => sessionStorage.setItem(KEPT, key.trim());
 
 const headers = (more = {}) => {
@@ -34,9 +36,8 @@ export const post = async (path, body) => {
   return (await checked(await fetch(path, asked))).json();
 };
 
-// Each event of the stream, until it ends. EventSource can't carry a key, so this reads the body itself.
-export const follow = async (path, take) => {
-  const abort = new AbortController();
+// Each event of the stream, until it ends or is aborted. EventSource can't carry a key, so this reads the body itself.
+export const follow = async (path, take, abort) => {
   let timer = setTimeout(() => abort.abort(), SILENT_MS);
   const response = await checked(await fetch(path, { headers: headers(), signal: abort.signal }));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

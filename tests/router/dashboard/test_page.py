@@ -133,6 +133,35 @@ def test_drain_asks_once_more_and_put_back_undoes_it(watched, opened):
     until(lambda: watched.worker("decode-1")["hold"] is None)
 
 
+def test_an_open_worker_is_kept_up_to_date(watched, opened):
+    page = opened(viewport={"width": 1300, "height": 900})
+    page.locator("#decode .node", has_text="decode-1").click()
+    heard = page.locator("#details .facts > div", has_text="last heard of").locator("dd")
+    first = heard.text_content()
+    until(lambda: heard.text_content() != first)
+    assert page.locator("#details .actions button").all_text_contents()[0] == "Drain"
+    try:
+        assert watched.hold("decode-1", "drain").status_code == 200
+        page.wait_for_selector("#details .actions button >> text=Put back")
+        page.wait_for_selector("#details .facts >> text=drain by ops")
+    finally:
+        watched.hold("decode-1", "none")
+    until(lambda: page.locator("#details .actions button").all_text_contents()[0] == "Drain")
+
+
+def test_a_page_that_nobody_sees_gives_its_connection_back(watched, opened):
+    page = opened(viewport={"width": 1300, "height": 900})
+    assert page.title() == "bench.toml · Baton"
+    given_up = []
+    page.on("requestfailed", lambda request: given_up.append(request.url))
+    page.evaluate("Object.defineProperty(document, 'hidden', {get: () => !window.isSeen, configurable: true})")
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_selector('#status[data-state="wait"]')
+    assert [url.rpartition("/")[2] for url in given_up] == ["stream"]
+    page.evaluate("window.isSeen = true; document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_selector('#status[data-state="live"]')
+
+
 def test_a_change_of_role_is_offered_and_done(watched, opened):
     page = opened(viewport={"width": 1300, "height": 900})
     page.locator("#decode .node", has_text="decode-1").click()
@@ -155,7 +184,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_refused(watched, opened):
     page.wait_for_selector("#login[open]")
     page.fill("#key", "bt-wrong")
     page.click("#login .primary")
-    until(lambda: page.evaluate("document.querySelector('#login-error').textContent.length > 0"))
+    until(lambda: page.evaluate("document.querySelector('#login-error').textContent.includes('not valid')"))
     page.fill("#key", watched.admin)
     page.keyboard.press("Enter")
     page.wait_for_selector('#status[data-state="live"]')
