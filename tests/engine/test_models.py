@@ -229,17 +229,6 @@ def test_a_field_that_would_change_the_arithmetic_is_refused_by_name(
         program(model_type, **changes)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "field", "default"),
-    [("cohere", "rope_theta", 500000.0), ("cohere2", "rope_theta", 10000.0), ("bamba", "rms_norm_eps", 1e-5)],
-)
-def test_a_field_that_is_left_out_is_that_of_transformers_config_class(
-    model_type: str, field: str, default: float
-) -> None:
-    without = {field: None} | ({"rope_parameters": None} if field == "rope_theta" else {})
-    assert program(model_type, **without) == program(model_type, **(without | {field: default}))
-
-
 def test_gemma3s_older_spelling_of_its_two_ropes_is_the_newer_one() -> None:
     scaled = {"rope_type": "linear", "factor": 8.0}
     old = program("gemma3_text", rope_theta=1e5, rope_local_base_freq=500.0, rope_scaling=scaled)

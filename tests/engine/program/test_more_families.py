@@ -4,11 +4,13 @@ refusals.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoints.safetensors import Checkpoint
@@ -17,7 +19,9 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import HalveHeads, LmHead, RmsNorm, TemperQueries
 from baton.engine.program.program import NO_ROPE
 from baton.protos.errors import CheckpointError
-from tests.conformance.checkpoints import make
+from tests.conformance.checkpoints import BASE, make
+from tests.conformance.kinds import KINDS
+from tests.conformance.small_kinds import SMALL, SMALL_BASE
 from tests.engine.test_models import SIZES, program
 
 
@@ -101,3 +105,17 @@ def test_what_is_not_known_is_refused_by_name(kind: str, changes: dict[str, Any]
     with pytest.raises(CheckpointError) as caught:
         program(kind, **changes)
     assert caught.value.param == named
+
+
+@pytest.mark.parametrize("kind", sorted({**KINDS, **SMALL}))
+def test_norms_and_ropes_that_a_config_leaves_out_are_those_of_transformers_class(kind: str) -> None:
+    stated = BASE | (KINDS[kind] if kind in KINDS else SMALL_BASE | SMALL[kind])
+    left_out = ("rms_norm_eps", "norm_epsilon", "rope_parameters")
+    fields = {name: value for name, value in stated.items() if name not in left_out and value is not None}
+    sizes = {name: value for name, value in fields.items() if name != "model_type"}
+    whole = transformers.AutoConfig.for_model(fields["model_type"], **sizes).to_json_string(use_diff=False)
+    at = Path("config.json")
+    theirs = program_for(ModelConfig(at, json.loads(whole) | {"model_type": fields["model_type"]}, ()))
+    ours = program_for(ModelConfig(at, fields, ()))
+    assert ours.ops == theirs.ops
+    assert [(rope.kind, rope.theta) for rope in ours.ropes] == [(rope.kind, rope.theta) for rope in theirs.ropes]
