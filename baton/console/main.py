@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -30,7 +30,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Baton serves large language models on separate prefill and decode workers.",
 )
+
 FAILED, INTERRUPTED = 1, 130  # exit statuses; 130 is a shell's for SIGINT
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(package_version())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version of Baton", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Takes the options that stand before a command."""
 
 
 def _flag(help_text: str, *names: str) -> OptionInfo:
@@ -228,8 +244,8 @@ def show_version() -> None:
 def package_version() -> str:
     """Returns the version of the installed package; "0+source" in a checkout that is not installed."""
     try:
-        return version("baton-serve")
-    except PackageNotFoundError:
+        return metadata.version("baton-serve")
+    except metadata.PackageNotFoundError:
         return "0+source"
 
 

@@ -19,7 +19,27 @@ def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_version_is_printed() -> None:
-    assert re.fullmatch(r"\S+\n", run(app, ["version"]).output)
+    told = run(app, ["version"]).output
+    assert re.fullmatch(r"\S+\n", told)
+    assert run(app, ["--version"]).output == told
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--policy", "foo"], "router.policy: no routing policy 'foo'; choose one of cost"),
+        (["--device", "paced:nope"], "worker.device: paced profile 'nope' is unknown; choose one of"),
+        (
+            ["--keys", "/nowhere.json"],
+            "router.keys_file: /nowhere.json: no such file; `baton keys add TENANT` makes one",
+        ),
+    ],
+)
+def test_a_name_that_stands_for_nothing_is_told_before_anything_is_started(flags: list[str], said: str) -> None:
+    given = run(app, ["serve", "--device", "paced:zero", *flags])
+    assert given.exit_code == 1
+    assert given.output.startswith(f"error: {said}"), given.output
+    assert len(given.output.splitlines()) == 1
 
 
 def test_help_names_the_flags_of_serve() -> None:

@@ -81,6 +81,8 @@ def refusal(error: urllib.error.HTTPError) -> BatonError:
         message = json.load(error)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = f"the router answered HTTP {error.code}"
+    if error.code == http.client.UNAUTHORIZED:
+        message += " (a command takes it from BATON_API_KEY in the environment, most by --key as well)"
     kind = InvalidRequest if 400 <= error.code < 500 else Unavailable
     return _REFUSALS.get(error.code, kind)(message)
 

@@ -63,8 +63,11 @@ def page(record: Json, console: Console) -> None:
             console.print(f"observed seconds: {stations}")
         if choice["predicted_against_observed"]:
             console.print(_compared(choice["predicted_against_observed"]))
-    if any(choice["placements"] for choice in record["choices"]):
-        console.print("\n[dim]Columns after `cached` are the policy's terms: baton/router/policies/POLICY.md.[/]")
+    policies = {placement["policy"] for choice in record["choices"] for placement in choice["placements"]}
+    for policy in sorted(policies):
+        console.print(
+            f"\n[dim]Columns after `cached` are the policy's terms: baton/router/policies/{policy}.md.[/]"
+        )
 
 
 def _asked(record: Json) -> str:

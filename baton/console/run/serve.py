@@ -18,8 +18,10 @@ from rich.markup import escape
 
 from baton.cluster.config import BatonConfig, load_config
 from baton.console.setup.certs import ensure
+from baton.console.setup.check import keys_of, names_of, profile_of
 from baton.engine.backends.cuda.gpu import Probe, probe, require, resolved_device
 from baton.launch.local import LocalCluster
+from baton.protos.errors import ConfigError
 from baton.router.text.encoder_style import EncoderStyle, encoder_style
 
 INTERRUPTED = 130  # exit status of a shell command that SIGINT ended: 128 + 2
@@ -40,6 +42,7 @@ class Progress:
 def run(config_path: str | None, flags: Mapping[str, Mapping[str, object]]) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises StartupError and its subclasses."""
     config = one_worker_for_an_encoder(on_this_machine(load_config(config_path, flags)))
+    require_known(config)
     return asyncio.run(_serve(config, Console(highlight=False)))
 
 
@@ -54,6 +57,16 @@ def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
     if config.worker.device == "cuda":
         require(ask=ask)
     return config.model_copy(update={"worker": config.worker.model_copy(update={"device": device})})
+
+
+def require_known(config: BatonConfig) -> None:
+    """Raises ConfigError for a name that stands for nothing (a policy, a parser, a transport, a paced profile), and
+    for a file of keys that can't be read, before anything is started.
+    """
+    for found in (*names_of(config), *profile_of(config), *keys_of(config)):
+        if found.state == "fail":
+            remedy = f"; {found.remedy}" if found.remedy else ""
+            raise ConfigError(f"{found.subject}: {found.what}{remedy}", found.subject)
 
 
 def one_worker_for_an_encoder(config: BatonConfig) -> BatonConfig:

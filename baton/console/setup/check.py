@@ -18,6 +18,7 @@ import baton
 from baton.cluster.config import BatonConfig, load_config
 from baton.cluster.served_model import is_paced
 from baton.console.setup.findings import Finding
+from baton.cost.profiles import load_profile
 from baton.launch.servable import servable_model
 from baton.protos.errors import BatonError, ConfigError
 from baton.protos.json import Json
@@ -88,9 +89,21 @@ def files_of(config: BatonConfig) -> list[Finding]:
     return found
 
 
+def keys_of(config: BatonConfig) -> list[Finding]:
+    """Returns the finding on the file of API keys, if the configuration names one."""
+    return [found for found in files_of(config) if found.subject == "router.keys_file"]
+
+
+def profile_of(config: BatonConfig) -> list[Finding]:
+    """Returns the finding on the profile of a paced engine; none for another device."""
+    kind, _, name = config.worker.device.partition(":")
+    return [_tried("worker.device", lambda: load_profile(name) and name)] if kind == "paced" else []
+
+
 def _model(config: BatonConfig) -> list[Finding]:
     if is_paced(config):
-        return [Finding("worker.model", "ok", f"none is needed: {config.worker.device}")]
+        none = Finding("worker.model", "ok", f"none is needed: {config.worker.device}")
+        return [*profile_of(config), none]
     return [_tried("worker.model", lambda: servable_model(config))]
 
 

@@ -84,6 +84,11 @@ def test_a_refusal_is_the_error_it_stands_for(url: str, status: int, kind: type[
     assert type(refused.value) is kind
 
 
+def test_who_gave_no_key_hears_how_a_command_takes_it(url: str) -> None:
+    with pytest.raises(Unauthenticated, match="BATON_API_KEY in the environment, most by --key"):
+        RouterEndpoint(url).call("GET", "/401")
+
+
 def test_an_answer_that_is_no_json_is_told_by_its_status(url: str) -> None:
     with pytest.raises(Unavailable, match="HTTP 502"):
         RouterEndpoint(url).call("GET", "/broken")

@@ -62,7 +62,7 @@ def test_each_station_is_shown_whatever_the_policy_predicts(record: DecisionReco
     assert "2 attempts" in text
     assert "weights float32 1234; given up because of d0: pool_exhausted: no page is left" in text
     assert "observed seconds: queue 0.2500, decode 7.5000" in text
-    assert "policies/POLICY.md" in text
+    assert "policies/least_loaded.md" in text
 
 
 def test_the_ranks_of_a_workers_hosts_are_named_where_a_request_was_placed(record: DecisionRecord) -> None:
@@ -80,7 +80,7 @@ def test_a_choice_that_was_never_placed_says_so_and_why(record: DecisionRecord) 
     trail(record, 0).failed(Overloaded("the queue is full"))
     text = shown(record)
     assert "never placed, overloaded: the queue is full" in text
-    assert "policies/POLICY.md" not in text
+    assert "baton/router/policies" not in text
 
 
 class Endpoint:

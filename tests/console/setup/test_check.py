@@ -42,6 +42,7 @@ def test_a_right_config_passes(tmp_path: Path) -> None:
         ("[router]\nhost = '0.0.0.0'\n", "router.host", "no authentication"),
         ("[router]\nkeys_file = '/nowhere/keys.json'\n", "router.keys_file", "no such file"),
         ("[worker]\nkv_transport = 'pigeon'\n", "worker.kv_transport", "pigeon"),
+        ("[worker]\ndevice = 'paced:pigeon'\n", "worker.device", "choose one of"),
         ("[worker]\nmodel = '/nowhere/model'\n", "worker.model", "no model directory"),
         ("[worker\n", "config", "baton.toml"),
     ],
