@@ -16,7 +16,8 @@ from redis.exceptions import RedisError
 
 HASH_BYTES = 16  # leading bytes of a block's hash that the index keeps
 CHUNK = 4096  # hashes in one script: Redis answers nobody meanwhile, and this process packs no more at a time
-CHUNKS = 16  # scripts of a set that is written anew in one flush, because a heartbeat waits for it
+CHUNKS = 16  # scripts of a set that is written anew in one flush, because the next heartbeat waits for it
+FLUSH_S = 1.0  # seconds after which a flush begins no further script: a heartbeat lasts five times that
 
 # KEYS: set; ARGV: sentinel, lease ms, blob of added, blob of removed. 0: the set is not this incarnation's.
 _CHANGE = """
@@ -125,22 +126,30 @@ class PrefixPublisher:
         await self._redis.delete(self._key)
 
     async def _flush(self) -> None:
+        until = asyncio.get_running_loop().time() + FLUSH_S
         added, removed = list(self._added), list(self._removed)
         self._added.clear()
         self._removed.clear()
-        if not (self._begun and await self._changed(added, removed)):
+        if not (self._begun and await self._changed(added, removed, until)):
             await self._begin()
-        for _ in range(CHUNKS):
-            if not self._rest:
+        for number in range(CHUNKS):
+            if not self._rest or (number and asyncio.get_running_loop().time() > until):
                 return
             part = [h for h in self._rest[-CHUNK:] if h in self._held]  # some have gone since
             del self._rest[-CHUNK:]
             if not await self._write(part, []):
                 return  # lost meanwhile; the next flush begins again
 
-    async def _changed(self, added: list[bytes], removed: list[bytes]) -> bool:
-        """Writes changes, or renews the expiry if there are none; returns False if the set was lost."""
+    async def _changed(self, added: list[bytes], removed: list[bytes], until: float) -> bool:
+        """Writes changes, or renews the expiry if there are none; returns False if the set was lost.
+
+        Those that ``until`` leaves no time for are kept for the next flush.
+        """
         for at in range(0, max(len(added), len(removed), 1), CHUNK):
+            if at and asyncio.get_running_loop().time() > until:
+                self._added.update(h for h in added[at:] if h in self._held)
+                self._removed.update(h for h in removed[at:] if h not in self._held)
+                break
             if not await self._write(added[at : at + CHUNK], removed[at : at + CHUNK]):
                 return False
         return True

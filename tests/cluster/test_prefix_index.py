@@ -7,12 +7,27 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from baton.cluster import prefix_index
 from baton.cluster.membership import connect
-from baton.cluster.prefix_index import CHUNK, CHUNKS, PrefixIndex, PrefixPublisher, index_key
+from baton.cluster.prefix_index import PrefixIndex, PrefixPublisher, index_key
 from baton.kv.layout import prefix
 from baton.launch.redis_server import RedisServer
 
+CHUNK, CHUNKS = 64, 8
 CHAIN = [hashlib.sha256(i.to_bytes(4, "little")).digest() for i in range(9000)]
+
+
+@pytest.fixture(autouse=True)
+def long_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the time of a flush to the test that is about it, however busy the machine is."""
+    monkeypatch.setattr(prefix_index, "FLUSH_S", 60.0)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has sets written in small parts."""
+    monkeypatch.setattr(prefix_index, "CHUNK", CHUNK)
+    monkeypatch.setattr(prefix_index, "CHUNKS", CHUNKS)
 
 
 def publisher(redis: Redis, worker: str = "w", incarnation: str = "a", ttl_s: float = 5) -> PrefixPublisher:
@@ -140,15 +155,17 @@ def block(number: int) -> bytes:
 
 
 async def held_in(redis: Redis) -> set[bytes]:
-    return {member for member in await redis.smembers(index_key("ns", "w")) if len(member) == 16}
+    members = await redis.smembers(index_key("ns", "w"))
+    return {member for member in members if not member.startswith(b"incarnation:")}
 
 
+@pytest.mark.usefixtures("small_parts")
 async def test_changes_that_nobody_can_write_are_bounded_and_cost_no_more_with_time(redis: Redis) -> None:
     """A worker evicts as much as it reads, and Redis may be away for hours."""
     side, kept = publisher(redis), [block(number) for number in range(100)]
     side.publish(kept, [])
     await side.flush()
-    for number in range(1000, 1000 + 3 * CHUNK * CHUNKS, 500):
+    for number in range(1000, 1000 + 30 * CHUNK * CHUNKS, 500):
         new = [block(n) for n in range(number, number + 500)]
         side.publish(new, [])
         side.publish([], new)
@@ -157,6 +174,7 @@ async def test_changes_that_nobody_can_write_are_bounded_and_cost_no_more_with_t
     assert await held_in(redis) == set(kept)
 
 
+@pytest.mark.usefixtures("small_parts")
 async def test_a_large_set_is_written_over_several_flushes_and_kept_true_meanwhile(redis: Redis) -> None:
     side, count = publisher(redis, ttl_s=60), CHUNK * CHUNKS + 2 * CHUNK
     held = {block(number) for number in range(count)}
@@ -171,6 +189,7 @@ async def test_a_large_set_is_written_over_several_flushes_and_kept_true_meanwhi
     assert await held_in(redis) == held - set(gone) | {b"n" * 16}
 
 
+@pytest.mark.usefixtures("small_parts")
 async def test_a_set_that_is_lost_again_while_it_is_written_is_written_whole(redis: Redis) -> None:
     side, held = publisher(redis, ttl_s=60), {block(number) for number in range(CHUNK * CHUNKS + 1)}
     side.publish(list(held), [])
@@ -181,16 +200,18 @@ async def test_a_set_that_is_lost_again_while_it_is_written_is_written_whole(red
     assert await held_in(redis) == held
 
 
+@pytest.mark.usefixtures("small_parts")
 async def test_two_flushes_at_once_write_what_is_held(redis: Redis) -> None:
     side = publisher(redis)
     side.publish([block(number) for number in range(2 * CHUNK)], [])
     first = asyncio.create_task(side.flush())
     await asyncio.sleep(0)
-    side.publish([block(-1 % 1000)], [block(0)])
+    side.publish([block(2 * CHUNK)], [block(0)])
     await asyncio.gather(first, side.flush())
-    assert await held_in(redis) == {block(number) for number in range(1, 2 * CHUNK)}
+    assert await held_in(redis) == {block(number) for number in range(1, 2 * CHUNK + 1)}
 
 
+@pytest.mark.usefixtures("small_parts")
 async def test_the_event_loop_turns_while_a_large_set_is_written(redis: Redis) -> None:
     """Streams of tokens go over the same loop; all at once took 1 s for a million blocks."""
     side, turns = publisher(redis, ttl_s=60), 0
@@ -206,3 +227,35 @@ async def test_the_event_loop_turns_while_a_large_set_is_written(redis: Redis) -
     await side.flush()
     turning.cancel()
     assert turns > 2 * CHUNKS
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_a_slow_redis_is_written_to_for_a_time_and_the_rest_later(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's next heartbeat waits for it, and routers forget one that beats no more."""
+    side, held = publisher(redis, ttl_s=60), {block(number) for number in range(8 * CHUNK)}
+    change, asked = side._change, 0
+
+    async def slow(*args: object, **named: object) -> object:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.02)
+        return await change(*args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(side, "_change", slow)
+    monkeypatch.setattr(prefix_index, "FLUSH_S", 0.0)
+    side.publish(list(held), [])
+    for flush in range(1, 5):
+        await side.flush()
+        assert asked <= 2 * flush
+    assert len(await held_in(redis)) < len(held)
+    for _ in range(8):
+        await side.flush()
+    assert await held_in(redis) == held
+    side.publish([block(number) for number in range(90_000, 90_000 + 3 * CHUNK)], list(held)[: 3 * CHUNK])
+    for flush in range(4):
+        await side.flush()
+        if not flush:
+            side.publish([], [block(90_000 + 3 * CHUNK - 1)])
+    assert await held_in(redis) == side._held
