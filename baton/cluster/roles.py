@@ -7,14 +7,19 @@ a worker that is killed during a change comes back in the role that it was to be
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import cast
 
 import redis as blocking
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from baton.cluster.store.lease import NamedLease
+from baton.protos.errors import Unavailable
+
 ROLES = ("prefill", "decode")
+TURN_S, PATIENCE_S = 5.0, 35.0  # that a turn outlasts its router, and that others wait for it: a change takes less
 
 
 def roles_key(namespace: str) -> str:
@@ -41,6 +46,27 @@ class RoleWishes:
         except (RedisError, OSError):
             return False
         return True
+
+
+class RoleTurns:
+    """Lets one router of a cluster change roles at a time, by a lease in Redis."""
+
+    def __init__(self, redis: Redis, namespace: str, router_id: str) -> None:
+        self._lease = NamedLease(redis, namespace, "roles", router_id, TURN_S)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits until no other router changes roles, and keeps them from it while entered. Raises Unavailable."""
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                await held.enter_async_context(self._lease.turn(PATIENCE_S))
+            except TimeoutError:
+                raise Unavailable("another router changes roles; try again", retry_after_s=5.0) from None
+            except (RedisError, OSError) as error:
+                raise Unavailable(
+                    f"Redis is away ({error}): routers couldn't agree on roles; try again", retry_after_s=1.0
+                ) from None
+            yield
 
 
 def forget_roles(url: str, namespace: str) -> None:

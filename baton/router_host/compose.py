@@ -31,6 +31,7 @@ from baton.cluster.membership import PolledRoster
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.prefix_pins import PrefixPinStore
+from baton.cluster.roles import RoleTurns
 from baton.cluster.served_model import is_paced, model_name, text_directory
 from baton.cluster.store.buckets import RateBuckets
 from baton.cluster.store.records import RecordStore
@@ -113,6 +114,7 @@ async def running_parts(
             adapter_bounds=AdapterBounds(config.adapters.max_served, config.adapters.max_per_tenant),
             wall_clock=environment.wall_clock,
             last_words=roster.last_words,
+            role_turn=RoleTurns(redis, namespace, identity.router_id).turn,
         )
         settings = DispatchSettings(hedge_factor=config.router.hedge_prefill, stall_s=config.router.stall_s)
         core = await parts.enter_async_context(running_core(config.router, given, settings))

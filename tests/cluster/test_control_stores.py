@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+from redis.asyncio import Redis
+
 from baton.cluster.advice import TIMELINE, Advice, AdviceStore, RatioPin, RatioPoint, TimelineEntry, TwinError
 from baton.cluster.membership import connect
 from baton.cluster.roles import RoleWishes, forget_roles
@@ -120,3 +123,27 @@ async def test_a_slot_is_wished_a_role_until_its_cluster_begins_anew(server, red
     assert await wishes.of("w-4") == ""
     await asyncio.to_thread(forget_roles, server.url, "t")
     assert await wishes.of("w-3") == ""
+
+
+async def test_a_turn_lasts_as_long_as_it_is_entered_and_then_others_have_theirs(redis: Redis) -> None:
+    one, two = (NamedLease(redis, "t", "roles", who, 0.5) for who in ("one", "two"))
+    order: list[str] = []
+
+    async def take(lease: NamedLease, name: str, seconds: float) -> None:
+        async with lease.turn(30.0):
+            order.append(f"{name} in")
+            await asyncio.sleep(seconds)
+            order.append(f"{name} out")
+
+    first = asyncio.create_task(take(one, "one", 0.8))
+    while not order:
+        await asyncio.sleep(0.01)
+    with pytest.raises(TimeoutError):
+        await _refused(two)
+    await asyncio.gather(first, take(two, "two", 0.0))
+    assert order == ["one in", "one out", "two in", "two out"]
+
+
+async def _refused(lease: NamedLease) -> None:
+    async with lease.turn(0.6):
+        raise AssertionError("another has it")

@@ -8,9 +8,16 @@ holder.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+
+from baton.protos.rpc import heed_cancel
+
+ASK_AGAIN_S = 0.05  # seconds between two tries of who waits for another's lease
+RENEWALS = 3  # in the time that a lease lasts
 
 # KEYS: the lease; ARGV: who, ms. 1: it is ours for that long.
 _HOLD = """
@@ -33,13 +40,10 @@ class NamedLease:
 
     async def hold(self) -> bool:
         """Takes or renews the lease; returns False if another has it, or Redis is away."""
-        asked = asyncio.get_running_loop().time()  # Redis counts from later on
         try:
-            held = bool(await self._hold(keys=[self._key], args=[self._who, self._ms]))
+            return await self._ask()
         except (RedisError, OSError):
             return False
-        self._until = asked + self._ms / 1000 if held else float("-inf")
-        return held
 
     @property
     def is_sure(self) -> bool:
@@ -54,3 +58,35 @@ class NamedLease:
             await self._leave(keys=[self._key], args=[self._who])
         except (RedisError, OSError):
             return
+
+    @asynccontextmanager
+    async def turn(self, patience_s: float) -> AsyncIterator[None]:
+        """Holds the lease while entered, and renews it.
+
+        Raises TimeoutError if others have it for ``patience_s`` seconds; RedisError or OSError if Redis is away.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience_s
+        while not await self._ask():
+            if loop.time() >= until:
+                raise TimeoutError
+            await asyncio.sleep(ASK_AGAIN_S)
+        renewing = asyncio.create_task(self._renew(), name="lease")
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            await self.leave()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._ms / 1000 / RENEWALS)
+            await self.hold()
+            heed_cancel()
+
+    async def _ask(self) -> bool:
+        asked = asyncio.get_running_loop().time()  # Redis counts from later on
+        held = bool(await self._hold(keys=[self._key], args=[self._who, self._ms]))
+        self._until = asked + self._ms / 1000 if held else float("-inf")
+        return held

@@ -12,7 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -83,7 +83,7 @@ class CoreDependencies(msgspec.Struct, frozen=True):
     ``index`` None: no prefix hints are looked up. ``store`` None: decision records stay in this process.
     ``record_observer`` gets decision records as requests begin and end. ``adapters`` are those that clients may
     name. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds. ``last_words`` gives, for a role and a model,
-    which worker left last and why.
+    which worker left last and why. ``role_turn`` keeps other routers from changing roles; None: there are none.
     """
 
     roster: RosterReader
@@ -100,6 +100,7 @@ class CoreDependencies(msgspec.Struct, frozen=True):
     adapter_bounds: AdapterBounds = AdapterBounds()
     wall_clock: Callable[[], float] = time.time
     last_words: LastWords = lambda role, model_id: ""
+    role_turn: Callable[[], AbstractAsyncContextManager[None]] | None = None
 
 
 class RouterCore(msgspec.Struct, frozen=True):
@@ -147,7 +148,7 @@ async def running_core(
     )  # fmt: skip
     observers = DispatchObservers(ended, given.observers.refused)
     dispatcher = Dispatcher(view, admission, classes, decisions, runner, observers)
-    roles = RoleControl(links, view, clock, partial(_look, given.roster, view))
+    roles = RoleControl(links, view, clock, partial(_look, given.roster, view), given.role_turn)
     adapters = AdapterControl(given.adapters, loads, links, given.wall_clock, given.adapter_bounds)
     keeper = AdapterKeeper(given.adapters, loads, links, dispatcher.adapters_in_use)
     for role in ("prefill", "decode"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from math import gcd
 
 import msgspec
@@ -47,13 +48,21 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class RoleControl:
-    """Changes workers' roles while they run; ``look`` reads the cluster's membership at once."""
+    """Changes workers' roles while they run; ``look`` reads the cluster's membership at once.
+
+    ``alone`` keeps other routers from changing roles while it is entered; None: there are no others.
+    """
 
     def __init__(
-        self, links: LinkTable, view: ClusterView, clock: Callable[[], float], look: Callable[[], Awaitable[object]]
+        self,
+        links: LinkTable,
+        view: ClusterView,
+        clock: Callable[[], float],
+        look: Callable[[], Awaitable[object]],
+        alone: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         self._links, self._view, self._clock, self._look = links, view, clock, look
-        self._turn = asyncio.Lock()
+        self._turn, self._alone = asyncio.Lock(), alone
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Returns the workers that can be reached, sorted by id."""
@@ -82,12 +91,13 @@ class RoleControl:
         """Changes several workers' roles at once and waits until all serve in it; running prefills get ``grace_s``
         seconds.
 
-        Raises WorkerUnknown, NoWorker, DeadlineExceeded, the error of a worker that can't begin the role, and
-        InvalidRequest: unless ``force``, each role that workers leave must keep a ready worker of the same model.
+        Raises WorkerUnknown, NoWorker, DeadlineExceeded, Unavailable, the error of a worker that can't begin the
+        role, and InvalidRequest: unless ``force``, each role that workers leave must keep a ready worker of the
+        same model.
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
-        async with self._turn:  # two changes at once could each count on the other's worker to stay
+        async with self._turn, self._undisturbed():
             links = [self._link(name) for name in worker_ids]
             if not force:
                 self._require_others([link.info for link in links if link.info.role != role])
@@ -124,6 +134,14 @@ class RoleControl:
         last_of_model = {info.model_id: info.worker_id for info in able}
         able.sort(key=lambda info: info.worker_id == last_of_model[info.model_id])
         return [info.worker_id for info in able[:count]]
+
+    @asynccontextmanager
+    async def _undisturbed(self) -> AsyncIterator[None]:
+        """Two changes at once, by two routers, could each count on the other's worker to stay."""
+        async with self._alone() if self._alone is not None else nullcontext():
+            if self._alone is not None:
+                await self._look()  # what the one before has changed
+            yield
 
     # ---- one change ----------------------------------------------------------------------------------
 

@@ -5,7 +5,10 @@ import time
 
 import msgspec
 import pytest
+from redis.asyncio import Redis
 
+from baton.cluster.membership import connect
+from baton.cluster.roles import RoleTurns
 from baton.protos.errors import ConfigError, ErrorInfo, InvalidRequest, NoWorker, Unavailable
 from baton.protos.nouns import WorkerInfo
 from baton.router.dispatch.role_control import RoleControl
@@ -51,11 +54,11 @@ def played(links: list[Link]) -> list[str]:
     return [k.info.role for k in links]
 
 
-def control(links: list[Link]) -> RoleControl:
+def control(links: list[Link], turns: RoleTurns | None = None) -> RoleControl:
     async def look() -> None:
         return None
 
-    return RoleControl(links, View(links), time.monotonic, look)
+    return RoleControl(links, View(links), time.monotonic, look, turns.turn if turns else None)
 
 
 async def test_when_one_of_several_changes_fails_the_others_are_over_too_before_it_is_told():
@@ -129,3 +132,21 @@ async def test_whose_model_has_another_leaves_before_the_least_busy_whose_has_no
     links = [Link(worker(0, role="prefill", model="n")), *cluster("prefill", "prefill")[1:], *cluster("decode")]
     links += [Link(worker(2, role="prefill"))]
     assert control(links).least_busy("decode", 1) == ["prefill-1"]
+
+
+async def test_two_routers_at_once_never_turn_the_last_worker_of_a_role(redis: Redis):
+    """Each could count on the other's worker to stay, and no request would be answered."""
+    links = [Link(worker(0), after_s=0.1), Link(worker(1), after_s=0.1), *cluster("prefill")]
+    routers = [control(links, RoleTurns(redis, "t", name)) for name in ("one", "two")]
+    asked = [router.set_role(f"decode-{n}", "prefill", 0.0) for n, router in enumerate(routers)]
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    assert sorted(type(end).__name__ for end in ends) == ["InvalidRequest", "RoleChange"]
+    assert sorted(played(links)) == ["decode", "prefill", "prefill"]
+    assert (await routers[1].set_role("decode-0", "prefill", 0.0, force=True)).after == "prefill"
+
+
+async def test_roles_are_not_changed_while_routers_cannot_agree_on_them():
+    links, gone = cluster("decode", "decode"), connect("unix:///nowhere/redis.sock")
+    with pytest.raises(Unavailable, match="Redis is away"):
+        await control(links, RoleTurns(gone, "t", "one")).set_role("decode-0", "prefill", 0.0)
+    await gone.aclose()
