@@ -4,9 +4,9 @@ import { openRequest, openWorker, remember } from "./details.js";
 import { showDial } from "./dial.js";
 import { $, say } from "./dom.js";
 import { showFigures } from "./figures.js";
-import { duration } from "./format.js";
 import { showPicture } from "./picture.js";
 import { showRequests } from "./requests.js";
+import { standing } from "./standing.js";
 import { showAdapters, showClasses, showTimeline } from "./tables.js";
 
 const AGAIN_MS = [500, 1000, 2000, 5000];
@@ -24,9 +24,7 @@ const show = (snapshot) => {
   failures = 0;
   const { router } = snapshot;
   names = router.model.split(", ").map((name) => name.split("/").pop()).join(", ");
-  const away = snapshot.redis?.away_s;
-  if (away == null) status("live", `live · up ${duration(router.uptime_s)}`);
-  else status("lost", `Redis is away for ${duration(away)}: workers are shown as last seen`);
+  status(...standing(snapshot));
   say($("where"), `${names} · ${router.version}`);
   remember(snapshot);
   showFigures(snapshot);

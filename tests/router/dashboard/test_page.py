@@ -231,6 +231,20 @@ def test_text_is_readable_in_both_schemes(opened, scheme):
     } == {}
 
 
+def test_it_says_when_nothing_can_be_answered(watched, opened):
+    page = opened(viewport={"width": 1300, "height": 900})
+
+    def said(**changes: object) -> list[str]:
+        snapshot = watched.snapshot() | changes
+        return page.evaluate("(s) => import('/dashboard/standing.js').then((m) => m.standing(s))", snapshot)
+
+    assert said()[0] == "live"
+    pools = watched.snapshot()["pools"]
+    none = pools | {"decode": pools["decode"] | {"ready": 0, "workers": 2}}
+    assert said(pools=none) == ["lost", "no decode worker is ready (of 2): requests are refused"]
+    assert said(redis={"away_s": 5}) == ["lost", "Redis is away for 5 s: workers are shown as last seen"]
+
+
 def test_it_says_when_the_router_is_gone(watched, opened):
     page = opened(viewport={"width": 1300, "height": 900})
     page.route("**/v1/cluster/stream", lambda route: route.abort())
