@@ -16,6 +16,7 @@ from typer.models import OptionInfo
 from baton.console.checkpoints import register as checkpoints
 from baton.console.cluster import adapters, ratio, scale
 from baton.console.drill import drill_command
+from baton.console.finite import require_finite
 from baton.console.option_groups import with_groups
 from baton.console.output import print_error
 from baton.console.planning import register as planning
@@ -266,3 +267,4 @@ certs.register(app, _guarded)
 scale.register(app, _guarded)
 ratio.register(app, _guarded)
 adapters.register(app, _guarded)
+require_finite(app)

@@ -84,7 +84,8 @@ def _gauge(name: str, text: str, labels: tuple[str, ...], unit: str = "", vllm: 
 ROUTER: dict[str, Metric] = {
     "requests": _count(
         "requests",
-        "Requests that ended; outcome is a finish_reason or an error label",
+        "Requests that ended, each once whatever its n; outcome is a finish_reason or an error label, an error if "
+        "any of its choices had one",
         (*_CLASS, "outcome"),
         vllm="request_success",
     ),
@@ -134,8 +135,8 @@ ROUTER: dict[str, Metric] = {
     ),
     "slo": _count(
         "slo_requests",
-        "Requests that had an SLO. slo is ttft, tpot or all; verdict is met, missed or unjudged (one token has no "
-        "TPOT). Refused and failed ones are missed",
+        "Choices of requests that had an SLO, each judged by itself. slo is ttft, tpot or all; verdict is met, "
+        "missed or unjudged (one token has no TPOT). Refused and failed ones are missed",
         (*_CLASS, "slo", "verdict"),
     ),
     "decisions": _count(
@@ -148,8 +149,8 @@ ROUTER: dict[str, Metric] = {
     ),
     "adapter_requests": _count(
         "adapter_requests",
-        "Requests on an adapter that ended; outcome is a finish_reason or unfinished; beyond 64 names the adapter "
-        "is other",
+        "Requests on an adapter that ended; outcome is the first choice's finish_reason or unfinished; beyond 64 "
+        "names the adapter is other",
         ("model", "adapter", "outcome"),
     ),
     "adapter_tokens": _count(

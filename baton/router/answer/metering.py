@@ -1,7 +1,8 @@
 """Meters answers as a client sees them: seconds from arrival, tokens, outcomes, SLOs.
 
-Knows nothing of workers; times are by the router's own clock. One choice counts as one request. A piece of several
-tokens costs what a piece of one does, which is a division and two additions to lists.
+Knows nothing of workers; times are by the router's own clock. Each choice is measured and judged by itself; a
+request counts once, when its last choice has ended. A piece of several tokens costs what a piece of one does, which
+is a division and two additions to lists.
 """
 
 from __future__ import annotations
@@ -18,12 +19,34 @@ from baton.router.request.context_class import ContextClasses
 from baton.router.request.request import ChoiceStream, ChoiceSummary
 
 
+class RequestEnds:
+    """Says how a request of ``choices`` choices ended, once the last of them has: with an error if any did, else
+    cancelled if any was, else as the first to end.
+    """
+
+    __slots__ = ("_left", "_outcome")
+
+    def __init__(self, choices: int) -> None:
+        self._left, self._outcome = choices, ""
+
+    def end(self, outcome: str) -> str:
+        """Takes the outcome of a choice that ended; returns the request's, "" while choices are left."""
+        if not self._outcome or _weight(outcome) > _weight(self._outcome):
+            self._outcome = outcome
+        self._left -= 1
+        return "" if self._left else self._outcome
+
+
+def _weight(outcome: str) -> int:
+    return 0 if outcome in GOOD_ENDS else 1 if outcome == "cancelled" else 2
+
+
 class Meter:
     """Measures one choice as its client sees it.
 
     Call ``took`` for each piece and ``ended`` once; later calls of ``ended`` do nothing. ``arrived`` is on the
     tallies' clock. ``prompt``: the prompt's token ids; ``counts_prompt``: whether this choice counts them (one
-    choice per prompt does).
+    choice per prompt does). ``request`` is shared by a request's choices; without it the choice is the only one.
     """
 
     __slots__ = (
@@ -34,6 +57,7 @@ class Meter:
         "_longest_gap",
         "_over",
         "_prompt",
+        "_request",
         "_request_id",
         "_summary",
         "_tallies",
@@ -52,8 +76,9 @@ class Meter:
         prompt: Sequence[int] = (),
         request_id: str = "",
         adapter_id: str = "",
+        request: RequestEnds | None = None,
     ) -> None:
-        self._adapter_id = adapter_id
+        self._adapter_id, self._request = adapter_id, request or RequestEnds(1)
         self._tallies, self._tally = tallies, tallies.of(model_id, summary.context_class)
         self._arrived, self._summary, self._prompt = arrived, summary, prompt
         self.counts_prompt, self._request_id = counts_prompt, request_id
@@ -82,6 +107,8 @@ class Meter:
         tallies, summary = self._tallies, self._summary
         lasted = tallies.now() - self._arrived
         chain = summary.chain if self.counts_prompt else None
+        if request := self._request.end(outcome):
+            self._tally.requests.append(request)
         tallies.ended(self._tally, self._seen(outcome, lasted), chain, summary.trace_id)
         if tallies.recorder is not None:
             tallies.recorder.record(lasted, self._prompt, self._tokens, summary.chain, self._adapter_id)
@@ -131,11 +158,14 @@ class NoMeter:
         """Ignores the end of a choice."""
 
 
+ChoiceMeter = Meter | NoMeter
+
+
 class Metering(Protocol):
     """Makes a meter for each choice of a call."""
 
-    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter | NoMeter:
-        """Returns a meter for one choice of ``generation.prompts[prompt]``."""
+    def meters(self, generation: Generation, streams: Sequence[ChoiceStream], prompt: int) -> Sequence[ChoiceMeter]:
+        """Returns a meter for each choice of ``generation.prompts[prompt]``, in the order of ``streams``."""
 
     def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:
         """Counts ``generation.prompts[prompt]``, which dispatch refused with ``error``."""
@@ -147,9 +177,9 @@ class Metering(Protocol):
 class NoMetering:
     """Meters nothing: for a router without telemetry and without a trace file."""
 
-    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> NoMeter:
-        """Returns a meter that keeps nothing."""
-        return NoMeter()
+    def meters(self, generation: Generation, streams: Sequence[ChoiceStream], prompt: int) -> Sequence[ChoiceMeter]:
+        """Returns meters that keep nothing."""
+        return [NoMeter() for _ in streams]
 
     def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:
         """Ignores a refused prompt."""
@@ -166,8 +196,14 @@ class TallyMetering:
     def __init__(self, tallies: Tallies, classes: ContextClasses) -> None:
         self.tallies, self._classes = tallies, classes
 
-    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter:
-        """Returns a meter for one choice; the first choice of a prompt counts the prompt's tokens."""
+    def meters(self, generation: Generation, streams: Sequence[ChoiceStream], prompt: int) -> Sequence[ChoiceMeter]:
+        """Returns a meter for each choice; the first one counts the prompt's tokens, the last one that ends the
+        request.
+        """
+        request = RequestEnds(len(streams))
+        return [self._meter(generation, stream, prompt, request) for stream in streams]
+
+    def _meter(self, generation: Generation, stream: ChoiceStream, prompt: int, request: RequestEnds) -> Meter:
         return Meter(
             self.tallies,
             generation.arrived,
@@ -177,6 +213,7 @@ class TallyMetering:
             generation.prompts[prompt],
             generation.request_of(prompt),
             generation.context.adapter_id,
+            request,
         )
 
     def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:

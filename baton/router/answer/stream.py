@@ -16,7 +16,7 @@ import msgspec
 from baton.protos.errors import BatonError, ContextTooLong, ModelNotFound, Overloaded, RequestTooLarge
 from baton.protos.nouns import TokenLogprobs, TokenRun
 from baton.router.answer.generation import Generation
-from baton.router.answer.metering import Meter, NoMeter
+from baton.router.answer.metering import ChoiceMeter
 from baton.router.answer.service import GenerationService
 from baton.router.request.request import ChoiceStream, ChoiceSummary
 from baton.router.text.detokenize import StopStrings
@@ -70,7 +70,7 @@ class ChoiceText:
         generation: Generation,
         prompt: int,
         text: TextModel,
-        meter: Meter | NoMeter,
+        meter: ChoiceMeter,
     ) -> None:
         options = generation.options
         self.index = index
@@ -330,7 +330,8 @@ class PromptSubmitter:
         generation, prompt = self._generation, self._prompt
         streams = self._service.serving.open(self._requests[prompt])
         try:
-            self.choices += [self._choice(prompt, stream) for stream in streams]
+            meters = self._service.metering.meters(generation, streams, prompt)
+            self.choices += [self._choice(prompt, *pair) for pair in zip(streams, meters, strict=True)]
         except BaseException:
             for stream in streams:
                 stream.cancel("failed")
@@ -340,8 +341,7 @@ class PromptSubmitter:
             for choice in self.choices[-len(streams) :]:
                 choice.score_prompt(partial(_scores_of, streams[0]))
 
-    def _choice(self, prompt: int, stream: ChoiceStream) -> ChoiceText:
-        meter = self._service.metering.meter(self._generation, stream, prompt)
+    def _choice(self, prompt: int, stream: ChoiceStream, meter: ChoiceMeter) -> ChoiceText:
         index = prompt * self._generation.options.n + stream.choice
         return ChoiceText(index, stream, self._generation, prompt, self._text, meter)
 

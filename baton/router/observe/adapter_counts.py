@@ -27,12 +27,13 @@ class AdapterCounts:
         metrics.adapters_served.set_function(lambda: len(served()))
 
     def ended(self, request: RouterRequest, summary: ChoiceSummary) -> None:
-        """Counts one choice that has ended, if it was on an adapter."""
+        """Counts one choice that has ended, if it was on an adapter; a request counts by its first choice."""
         if not request.context.adapter_id:
             return
         name = self._label(name_of(request.context.adapter_id))
-        outcome = summary.finish_reason or UNFINISHED
-        self._metrics.adapter_requests.labels(request.model_id, name, outcome).inc()
+        if summary.choice == 0:
+            outcome = summary.finish_reason or UNFINISHED
+            self._metrics.adapter_requests.labels(request.model_id, name, outcome).inc()
         self._metrics.adapter_tokens.labels(request.model_id, name).inc(summary.completion_tokens)
 
     def _label(self, name: str) -> str:

@@ -42,13 +42,14 @@ _bucket, _length_bucket = partial(bisect_left, SECONDS), partial(bisect_left, TO
 class ClassTally:
     """Buffers the choices of one model and context class since the last fold."""
 
-    __slots__ = ("chains", "firsts", "gaps", "labels", "model", "over", "prompts", "traced")
+    __slots__ = ("chains", "firsts", "gaps", "labels", "model", "over", "prompts", "requests", "traced")
 
     def __init__(self, model: str, context_class: str) -> None:
         self.model, self.labels = model, (model, context_class)
         self.gaps = Gaps()
         self.firsts: list[float] = []  # seconds to first tokens
         self.over: list[ChoiceOutcome] = []
+        self.requests: list[str] = []  # outcomes of requests, each of whose last choice has ended
         self.prompts: list[ChoiceOutcome] = []  # of these, who count their prompt's tokens
         self.chains: list[bytes] = []  # and its blocks
         self.traced: list[tuple[ChoiceOutcome, str]] = []  # and who lead to a trace
@@ -132,7 +133,7 @@ class Tallies:
             tally.over = []
             outcomes = Counter(map(attrgetter("outcome"), over))
             window.counts = counts_of(over, outcomes)
-            self._count_ends(tally, over, outcomes)
+            self._count_ends(tally, over)
             self._count_prompts(tally, window.counts)
             self._count_times(tally, over, window.bins)
             self._lead_to(tally)
@@ -151,9 +152,10 @@ class Tallies:
             window.bins["itl"] = bins
             self.metrics.itl.labels(*tally.labels).observe_many(gaps, seconds)
 
-    def _count_ends(self, tally: ClassTally, over: Sequence[ChoiceOutcome], outcomes: Mapping[str, int]) -> None:
+    def _count_ends(self, tally: ClassTally, over: Sequence[ChoiceOutcome]) -> None:
         metrics, labels = self.metrics, tally.labels
-        for outcome, count in outcomes.items():
+        requests, tally.requests = tally.requests, []
+        for outcome, count in Counter(requests).items():
             metrics.requests.labels(*labels, outcome).inc(count)
         for (slo, found), count in Counter(judged(over)).items():
             metrics.slo.labels(*labels, slo, found).inc(count)

@@ -37,7 +37,8 @@ async def test_metrics_count_what_clients_saw(router, fake) -> None:
     await router.http.post("/v1/completions", json=COMPLETION)
     found = (await router.http.get("/metrics")).text
     labels = 'context_class="short",model="tiny"'
-    assert f'baton_requests_total{{{labels},outcome="length"}} 2.0' in found
+    assert f'baton_requests_total{{{labels},outcome="length"}} 1.0' in found, "two choices of one request"
+    assert f"baton_output_tokens_total{{{labels}}} 10.0" in found
     assert 'baton_requests_total{context_class="short",model="tiny",outcome="overloaded"} 1.0' in found
     assert f"baton_output_tokens_total{{{labels}}} 10.0" in found
     assert f"baton_prompt_tokens_total{{{labels}}} 2.0" in found

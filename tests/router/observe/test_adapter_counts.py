@@ -22,10 +22,11 @@ def test_choices_on_adapters_are_counted_by_name_up_to_a_bound():
     for at in range(MOST_NAMES + 10):
         counts.ended(request(f"a{at}@{'1' * 16}"), ChoiceSummary(1, 2, finish_reason="stop"))
     counts.ended(request(f"a0@{'2' * 16}"), ChoiceSummary(1, 2))
+    counts.ended(request(f"a0@{'2' * 16}"), ChoiceSummary(1, 2, finish_reason="stop", choice=1))
     shown = generate_latest(registry).decode()
     assert 'baton_adapter_requests_total{adapter="a0",model="m",outcome="stop"} 1.0' in shown
     assert 'baton_adapter_requests_total{adapter="a0",model="m",outcome="unfinished"} 1.0' in shown
     assert 'baton_adapter_requests_total{adapter="other",model="m",outcome="stop"} 10.0' in shown
-    assert 'baton_adapter_tokens_total{adapter="a0",model="m"} 4.0' in shown
+    assert 'baton_adapter_tokens_total{adapter="a0",model="m"} 6.0' in shown
     assert shown.count("baton_adapter_requests_total{") == MOST_NAMES + 2
     assert "baton_adapters_served 3.0" in shown

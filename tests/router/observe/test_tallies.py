@@ -13,7 +13,7 @@ from baton.cluster.config import RouterConfig
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import HASH_BYTES
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
-from baton.router.answer.metering import Meter, NoMeter, TallyMetering
+from baton.router.answer.metering import Meter, NoMeter, RequestEnds, TallyMetering
 from baton.router.compose.surfaces import make_metering
 from baton.router.observe.live import SLOT_S, LiveStats, bin_of
 from baton.router.observe.tallies import MOST, Tallies
@@ -120,6 +120,27 @@ def test_an_answer_is_seen_while_it_is_written() -> None:
     assert sum(router.live.state({}).classes["short"].bins["itl"].values()) == 38
 
 
+@pytest.mark.parametrize(
+    ("ends", "counted"),
+    [
+        (("stop", "length", "stop"), "stop"),
+        (("stop", "worker_lost", "cancelled"), "worker_lost"),
+        (("cancelled", "stop"), "cancelled"),
+    ],
+)
+def test_a_request_counts_once_when_its_last_choice_ends_and_an_error_of_one_is_its_own(ends, counted) -> None:
+    router, request = Router(), RequestEnds(len(ends))
+    summary = ChoiceSummary(prompt_tokens=5, context_class="short", stations={}, slo_ttft_s=1.0)
+    meters = [Meter(router.tallies, router.clock(), "m", summary, False, request=request) for _ in ends]
+    for meter, outcome in zip(meters, ends, strict=True):
+        assert sum(router.sample("requests_total", outcome=each) or 0 for each in ends) == 0
+        meter.ended(outcome)
+        meter.ended("cancelled")
+    assert {each: router.sample("requests_total", outcome=each) for each in ends if each == counted} == {counted: 1}
+    assert sum(router.sample("requests_total", outcome=each) or 0 for each in {*ends}) == 1
+    assert router.live.state({}).classes["short"].counts["ended"] == len(ends)
+
+
 def test_many_are_counted_as_if_each_had_been_observed() -> None:
     rng, router, plain = random.Random(4), Router(), RouterMetrics(CollectorRegistry())
     n = 2 * MOST + 7
@@ -224,7 +245,7 @@ def test_without_telemetry_only_a_trace_makes_a_router_measure(tmp_path: Path) -
     metrics = RouterMetrics(CollectorRegistry(), enabled=False)
     environment, traced = Environment(), RouterConfig(trace_file=str(tmp_path / "t.jsonl"))
     assert isinstance(make_metering(traced, metrics, None, environment), TallyMetering)
-    unmetered = make_metering(RouterConfig(), metrics, None, environment).meter(None, None)
+    unmetered = make_metering(RouterConfig(), metrics, None, environment).meters(None, [None], 0)[0]
     assert isinstance(unmetered, NoMeter)
     unmetered.took(3)
     unmetered.ended("stop")

@@ -25,6 +25,7 @@ class MessagesShape:
     """Words one answer as content blocks, in the order in which the model begins them: thinking, text, tool use."""
 
     always_closes = True
+    recounts = False
 
     def __init__(self, generation: Generation, form: AnswerFormat) -> None:
         self._id, self._model = generation.request_id, generation.entry.name

@@ -79,9 +79,9 @@ class InferenceService(pb_grpc.InferenceServicer):
         """Returns the text of token ids, special tokens included."""
         async with grpc_errors(context):
             entry = await self._service.catalog.resolve(request.model)
-            await self._service.quotas.charge_tokenizer(entry, len(request.ids))
             check_count("ids", len(request.ids), max(LEAST_DETOKENIZED, entry.max_model_len))
             check_ids(request.ids, entry.vocab_size, "ids")
+            await self._service.quotas.charge_tokenizer(entry, len(request.ids))
             text = await self._service.catalog.text(entry).decode(list(request.ids), skip_special_tokens=False)
             return pb.DetokenizeResponse(text=text)
 

@@ -25,7 +25,7 @@ from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
 from baton.router.api.open_inference import tensors as oip
 from baton.router.api.open_inference.tensors import Tensor, TensorValue
-from baton.router.api.openai.prepared_call import full_answer, respond
+from baton.router.api.openai.prepared_call import answer_headers, full_answer, respond
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.api.sse import EventStyle, event_bytes
 
@@ -162,13 +162,13 @@ async def _infer(service: GenerationService, request: Request) -> Response:
     asked, inputs = await _read_infer(await read_body(request, service.limits.max_body_bytes), request)
     body = oip.body_of(request.path_params["model"], inputs, asked.parameters, stream=False)
     call = await oip.call_of(service, request.headers, body, request.path_params.get("version", ""))
-    content, _ = await until_disconnect(request.receive, full_answer(service, call))
+    content, summary = await until_disconnect(request.receive, full_answer(service, call))
     outputs = oip.outputs_of(content, [output.name for output in asked.outputs])
     binary = {o.name for o in asked.outputs if o.parameters.get("binary_data")}
     if asked.parameters.get("binary_data_output") and not asked.outputs:
         binary = {tensor.name for tensor in outputs}
     told = {"model_name": content["model"], "model_version": oip.VERSION, "id": asked.id}
-    return _infer_response(told, outputs, binary)
+    return _infer_response(told, outputs, binary, answer_headers(call, summary))
 
 
 async def _read_infer(raw: bytes, request: Request) -> tuple[InferBody, list[Tensor]]:
@@ -205,7 +205,7 @@ def _flat(one: InferInput) -> Sequence[TensorValue]:
     return [value.encode(errors="surrogatepass") if isinstance(value, str) else value for value in values]
 
 
-def _infer_response(told: Json, outputs: list[Tensor], binary: set[str]) -> Response:
+def _infer_response(told: Json, outputs: list[Tensor], binary: set[str], headers: dict[str, str]) -> Response:
     shown, behind = [], []
     for tensor in outputs:
         json: Json = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
@@ -217,9 +217,9 @@ def _infer_response(told: Json, outputs: list[Tensor], binary: set[str]) -> Resp
             shown.append(json | {"data": values})
     content = told | {"outputs": shown}
     if not behind:
-        return json_response(content)
+        return json_response(content, headers=headers)
     header = orjson.dumps(content)
-    headers = {HEADER_LENGTH: str(len(header))}
+    headers = {HEADER_LENGTH: str(len(header)), **headers}
     return Response(header + b"".join(behind), 200, headers, media_type="application/octet-stream")
 
 
@@ -238,8 +238,8 @@ async def _generate(service: GenerationService, request: Request, stream: bool) 
         several = len(call.generation.prompts) * call.generation.options.n > 1
         styled = msgspec.structs.replace(call, style=_GENERATED_SEVERAL if several else _GENERATED)
         return await until_disconnect(request.receive, respond(service, styled))
-    content, _ = await until_disconnect(request.receive, full_answer(service, call))
-    return json_response(_generated(content))
+    content, summary = await until_disconnect(request.receive, full_answer(service, call))
+    return json_response(_generated(content), headers=answer_headers(call, summary))
 
 
 def _generated(completion: Json) -> Json:

@@ -19,6 +19,7 @@ class BestOf:
     """
 
     always_closes = False
+    recounts = False
 
     def __init__(self, shape: Shape, of: int, keep: int, shows_logprobs: bool) -> None:
         self._shape, self._of, self._keep, self._shows_logprobs = shape, of, keep, shows_logprobs

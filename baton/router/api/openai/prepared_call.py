@@ -42,6 +42,7 @@ ROUTE_HEADER = "x-baton-route"
 TIMEOUT_HEADER = "x-request-timeout"
 Headers = Mapping[str, str]
 NO_HEADERS: Headers = {}
+INLINE_CHARS = 16 << 10  # of an answer, tokenized on the loop: some 5 ms
 CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
 
 
@@ -233,12 +234,12 @@ async def respond(service: GenerationService, call: PreparedCall) -> Response:
     """
     if not call.body.stream:
         content, summary = await full_answer(service, call)
-        return await large_response(content, {ROUTE_HEADER: route_header(summary), **call.told}, is_scored(call))
+        return await large_response(content, answer_headers(call, summary), is_scored(call))
     with ExitStack() as scope:
         answer = scope.enter_context(open_answer(service, call.generation, call.text))
         await answer.begun()
         scope.pop_all()  # from here on it is the stream's to close
-    headers = {ROUTE_HEADER: route_header(answer.summaries[0]), **call.told}
+    headers = answer_headers(call, answer.summaries[0])
     events = _events(answer, call.shape, call.body)
     return EventStream(events, lambda: answer.close("client_gone"), headers, call.style)
 
@@ -249,7 +250,8 @@ async def full_answer(service: GenerationService, call: PreparedCall) -> tuple[J
         parts: list[list[TextDelta]] = [[] for _ in range(answer.count)]
         async for piece in answer:
             parts[piece.index].append(piece)
-        shown = await offload_if(is_scored(call), lambda: call.shape.whole(collected(parts), answer.usage()))
+        is_slow = is_scored(call) or _is_slow(call.shape, sum(len(piece.text) for each in parts for piece in each))
+        shown = await offload_if(is_slow, lambda: call.shape.whole(collected(parts), answer.usage()))
         return shown, answer.summaries[0]
 
 
@@ -261,7 +263,7 @@ def is_scored(call: PreparedCall) -> bool:
 
 
 async def _events(answer: AnswerStream, shape: Shape, body: GenerationBody) -> AsyncIterator[Json]:
-    told = 0  # tokens that the client was sent: choices that are ahead of their chunks don't count yet
+    told = written = 0  # tokens and characters that the client was sent: choices may be ahead of their chunks
     continuous = body.continuous_usage
 
     def with_usage(chunk: Json) -> Json:
@@ -272,10 +274,21 @@ async def _events(answer: AnswerStream, shape: Shape, body: GenerationBody) -> A
         yield with_usage(chunk) if continuous else chunk
     async for piece in answer:
         told += len(piece.token_ids)
+        written += len(piece.text)
         for chunk in shape.chunks(piece):
             yield with_usage(chunk) if continuous else chunk
     if body.include_usage or shape.always_closes:
-        yield shape.closing(answer.usage())
+        yield await offload_if(_is_slow(shape, written), shape.closing, answer.usage())
+
+
+def _is_slow(shape: Shape, chars: int) -> bool:
+    """Returns whether the end of an answer of so many characters takes longer to make than the loop may wait."""
+    return shape.recounts and chars > INLINE_CHARS
+
+
+def answer_headers(call: PreparedCall, summary: ChoiceSummary) -> dict[str, str]:
+    """Returns the headers of an answer whose first choice has ``summary``: its way, and what was ignored."""
+    return {ROUTE_HEADER: route_header(summary), **call.told}
 
 
 def route_header(summary: ChoiceSummary) -> str:

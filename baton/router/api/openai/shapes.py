@@ -23,10 +23,12 @@ LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for what JSON can't say: -inf
 class Shape(Protocol):
     """Words an answer as one endpoint does.
 
-    ``always_closes``: its streams end with ``closing`` even if the client didn't ask for usage.
+    ``always_closes``: its streams end with ``closing`` even if the client didn't ask for usage. ``recounts``: its
+    ``whole`` and ``closing`` tokenize what was written, which takes long for a long answer.
     """
 
     always_closes: bool
+    recounts: bool
 
     def opening(self) -> Iterator[Json]:
         """Yields the chunks that come before any text."""
@@ -70,6 +72,7 @@ class CompletionShape:
     """
 
     always_closes = False
+    recounts = False
 
     def __init__(
         self,
@@ -179,6 +182,7 @@ class ChatShape:
     """
 
     always_closes = False
+    recounts = False
 
     def __init__(
         self,

@@ -75,9 +75,9 @@ def model_routes(service: GenerationService) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         body = await parsed(DetokenizeBody, await read_body(request, service.limits.max_body_bytes))
         entry = await service.catalog.resolve(body.model or "")
-        await service.quotas.charge_tokenizer(entry, len(body.tokens))
         check_count("tokens", len(body.tokens), max(LEAST_DETOKENIZED, entry.max_model_len))
         check_ids(body.tokens, entry.vocab_size, "tokens")
+        await service.quotas.charge_tokenizer(entry, len(body.tokens))
         text = await service.catalog.text(entry).decode(body.tokens, body.skip_special_tokens)
         return json_response({"prompt": text}, headers=ignored_header(body))
 

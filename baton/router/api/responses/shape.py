@@ -26,6 +26,7 @@ class ResponsesShape:
     """
 
     always_closes = True
+    recounts = True  # the thoughts
 
     def __init__(
         self, generation: Generation, tokenizer: Tokenizer, created: int, body: ResponsesBody, form: AnswerFormat

@@ -14,6 +14,8 @@ from baton.protos.errors import Overloaded
 from baton.protos.nouns import Grammar
 from baton.protos.v1 import common_pb2, inference_pb2_grpc, worker_pb2
 from baton.protos.v1 import inference_pb2 as pb
+from baton.router.answer.quotas import Quotas
+from baton.router.answer.service import LEAST_DETOKENIZED
 from tests.router.conftest import entry
 
 SAID = "The quick brown fox jumps over the lazy dog. 日本語 and 🦊 too!"
@@ -195,6 +197,23 @@ async def test_tokenizer_and_models_answer(stub, tokenizer) -> None:
     assert (await stub.Detokenize(pb.DetokenizeRequest(ids=ids))).text == "Zwölf 🦊"
     models = (await stub.ListModels(pb.ListModelsRequest())).models
     assert [(model.id, model.max_model_len) for model in models] == [("tiny", 256)]
+
+
+async def test_what_is_refused_is_not_charged(router, stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[int] = []
+
+    async def charge(quotas: Quotas, entry: object, tokens: int) -> None:
+        charged.append(tokens)
+
+    monkeypatch.setattr(Quotas, "charge_tokenizer", charge)
+    for ids in ([1 << 20], [1] * (LEAST_DETOKENIZED + 1)):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Detokenize(pb.DetokenizeRequest(ids=ids))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await router.http.post("/detokenize", json={"tokens": ids})).status_code in (400, 413)
+    assert charged == []
+    await stub.Detokenize(pb.DetokenizeRequest(ids=[1, 2]))
+    assert charged == [2]
 
 
 async def test_health_and_reflection_are_there(router) -> None:

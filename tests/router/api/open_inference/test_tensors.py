@@ -237,3 +237,17 @@ async def test_what_no_output_tells_is_refused_by_name(router, name: str, value:
         assert (answer.status_code, name in answer.json()["error"]) == (400, True)
     off = {"text_input": "x", "parameters": {name: False if value is True else None, "max_tokens": 1}}
     assert (await router.http.post("/v2/models/tiny/generate", json=off)).status_code == 200
+
+
+@pytest.mark.parametrize("binary", [False, True])
+async def test_a_whole_answer_says_what_it_ignored_and_its_way(router, binary: bool) -> None:
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hello"]}
+    asked = {"inputs": [tensor], "parameters": {"no_such_field": 1, "binary_data_output": binary}}
+    answers = [
+        await router.http.post(INFER, json=asked),
+        await router.http.post("/v2/models/tiny/generate", json={"text_input": "Hello", "no_such_field": 1}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        assert "no_such_field" in answer.headers["x-baton-ignored"]
+        assert "prefill=p0" in answer.headers["x-baton-route"]

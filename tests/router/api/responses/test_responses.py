@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 
+import msgspec
 import openai
 import pytest
 from pydantic import BaseModel
 
 from baton.protos.errors import WorkerLost
+from baton.router.api.openai.prepared_call import INLINE_CHARS
 from baton.router.api.responses.schemas import ResponsesBody
+from baton.router.text.tokenizer import HfTokenizer
 from tests.router.conftest import EOS, SAID
 
 ASK = {"model": "tiny", "input": "Hello", "temperature": 0}
@@ -65,6 +69,32 @@ async def test_the_clients_own_stream_helper_assembles_calls_and_thoughts(
         assert (thought.type, thought.content[0].text) == ("reasoning", "Hm.")
         assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"at": "Ulm"}')
         assert answer.usage.output_tokens_details.reasoning_tokens > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_long_thoughts_are_counted_in_a_thread(
+    start_router, fake, model_dir, says, tokenizer, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    thought = "Hm, and then again so it is. " * (INLINE_CHARS // 20)
+    says(f"<think>{thought}</think>So.")
+    fake.served = (msgspec.structs.replace(fake.served[0], max_model_len=1 << 17),)
+    encoded, encode = list[tuple[int, threading.Thread]](), HfTokenizer.encode
+
+    def noted(own: HfTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        encoded.append((len(text), threading.current_thread()))
+        return encode(own, text, add_special_tokens)
+
+    monkeypatch.setattr(HfTokenizer, "encode", noted)
+    async with start_router(fake, {"tiny": model_dir}, reasoning_parser="think") as clients:
+        if stream:
+            async with clients.openai.responses.stream(**ASK) as events:
+                answer = await events.get_final_response()
+        else:
+            answer = await clients.openai.responses.create(**ASK)
+    own = [thread for size, thread in encoded if size > INLINE_CHARS]
+    assert len(own) == 1
+    assert own[0] is not threading.main_thread()
+    assert answer.usage.output_tokens_details.reasoning_tokens == len(encode(tokenizer, thought, False))
 
 
 async def test_a_form_is_demanded_by_grammar_and_parsed_by_the_client(router, fake, says) -> None:
