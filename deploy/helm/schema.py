@@ -51,14 +51,16 @@ def resources() -> Schema:
     return table(requests=amounts, limits=amounts, claims=LIST)
 
 
+def marks() -> dict[str, Schema]:
+    return {"podAnnotations": STRINGS, "podLabels": STRINGS}
+
+
 def where() -> dict[str, Schema]:
-    return {"nodeSelector": STRINGS, "tolerations": LIST, "affinity": MAP, "priorityClassName": TEXT}
+    return {"nodeSelector": STRINGS, "tolerations": LIST, "affinity": MAP, "priorityClassName": TEXT} | marks()
 
 
 def placement() -> dict[str, Schema]:
-    return where() | {
-        "topologySpreadConstraints": LIST, "podAnnotations": STRINGS, "podLabels": STRINGS, "extraEnv": LIST,
-    }  # fmt: skip
+    return where() | {"topologySpreadConstraints": LIST, "extraEnv": LIST}
 
 
 def pool(**more: Schema) -> Schema:
@@ -154,6 +156,7 @@ def adapters() -> Schema:
         waitSeconds=SECONDS,
         adminKeySecret=table(name=TEXT, key=TEXT),
         fetch=table(image=TEXT, command={"type": "array", "items": TEXT}, env=LIST),
+        **marks(),
     )
 
 

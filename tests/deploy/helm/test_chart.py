@@ -236,13 +236,41 @@ def test_every_pod_can_be_put_on_nodes_that_are_tainted() -> None:
             assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "llm"}, "high"), spec
 
 
-def _pod_specs(part) -> list:
-    """Every spec of a pod within a manifest."""
+def test_every_pod_can_be_marked_beside_the_charts_own_labels() -> None:
+    own = {
+        "podAnnotations": {"linkerd.io/inject": "disabled"},
+        "podLabels": {"team": "llm", "app.kubernetes.io/x": "y"},
+    }
+    for mode in ("pods", "raycluster"):
+        workers = {"mode": mode, "defaults": own, "ray": own}
+        adapters = {"source": "pvc", "pvc": {"claimName": "a"}, "serve": {"sql": {"path": "sql"}}}
+        given = {"workers": workers, "router": own, "redis": own, "adapters": adapters | {"reconcile": "0 * * * *"}}
+        found = [
+            pod for manifest in render(given | {"adapters": given["adapters"] | own}) for pod in _pods(manifest)
+        ]
+        bare = [pod for manifest in render(given) for pod in _pods(manifest)]
+        assert len(found) == len(bare) == (6 if mode == "pods" else 7)
+        for pod in found:
+            marks = pod["metadata"]
+            assert own["podAnnotations"].items() <= marks["annotations"].items(), pod
+            assert own["podLabels"].items() <= marks["labels"].items(), pod
+            assert marks["labels"]["app.kubernetes.io/name"] == "baton", pod
+
+
+def _pods(part) -> list:
+    """Every template of a pod within a manifest."""
     if isinstance(part, list):
-        return [spec for one in part for spec in _pod_specs(one)]
+        return [pod for one in part for pod in _pods(one)]
     if not isinstance(part, dict):
         return []
-    return [part] if "containers" in part else [spec for one in part.values() for spec in _pod_specs(one)]
+    if "containers" in part.get("spec", {}):
+        return [part]
+    return [pod for one in part.values() for pod in _pods(one)]
+
+
+def _pod_specs(part) -> list:
+    """Every spec of a pod within a manifest."""
+    return [pod["spec"] for pod in _pods(part)]
 
 
 def test_a_raycluster_has_a_group_per_pool_that_offers_its_role() -> None:

@@ -11,6 +11,19 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* What an operator marks a pod with, beside the chart's own labels: of a part of the values. */}}
+{{- define "baton.podLabels" -}}
+{{- with .podLabels }}
+{{- toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.podAnnotations" -}}
+{{- with .podAnnotations -}}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "baton.containerSecurity" -}}
 securityContext:
   runAsNonRoot: true
