@@ -84,8 +84,8 @@ def _gauge(name: str, text: str, labels: tuple[str, ...], unit: str = "", vllm: 
 ROUTER: dict[str, Metric] = {
     "requests": _count(
         "requests",
-        "Requests that ended, each once whatever its n; outcome is a finish_reason or an error label, an error if "
-        "any of its choices had one",
+        "Requests that ended, each once whatever its n; outcome is a finish_reason, or an error label if any of "
+        "its choices had an error",
         (*_CLASS, "outcome"),
         vllm="request_success",
     ),
@@ -135,7 +135,7 @@ ROUTER: dict[str, Metric] = {
     ),
     "slo": _count(
         "slo_requests",
-        "Choices of requests that had an SLO, each judged by itself. slo is ttft, tpot or all; verdict is met, "
+        "Choices of requests that had an SLO, each judged by itself. By slo: ttft, tpot or all; by verdict: met, "
         "missed or unjudged (one token has no TPOT). Refused and failed ones are missed",
         (*_CLASS, "slo", "verdict"),
     ),
