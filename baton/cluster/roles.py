@@ -19,7 +19,7 @@ from baton.cluster.store.lease import NamedLease
 from baton.protos.errors import Unavailable
 
 ROLES = ("prefill", "decode")
-TURN_S, PATIENCE_S = 5.0, 35.0  # that a turn outlasts its router, and that others wait for it: a change takes less
+TURN_S, PATIENCE_S = 5.0, 35.0  # that a turn outlasts its router, and that others wait for it: most changes take less
 
 
 def roles_key(namespace: str) -> str:

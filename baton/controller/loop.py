@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -39,7 +39,7 @@ from baton.controller.replica_decision import ReplicaDecision, decide_replicas
 from baton.controller.replicas import SLOT, ReplicaControl
 from baton.controller.twin_error import twin_error
 from baton.protos.errors import BatonError
-from baton.protos.rpc import heed_cancel
+from baton.protos.rpc import heed_cancel, settled
 from baton.router.dispatch.role_control import RoleChange, RoleControl
 
 log = logging.getLogger("baton.controller")
@@ -258,7 +258,7 @@ class Controller:
         log.info("%d:%d -> %d:%d (%s): %s", *before, *after, ", ".join(names), decision.reason)
         change = TimelineEntry(looked.at, "rerole", before, after, decision.reason, tuple(names))
         try:
-            made = await self._roles.move(names, role, self._config.grace_s)
+            made = await self._while_leading(self._roles.move(names, role, self._config.grace_s))
         except BatonError as error:
             self._history = self._history.changed(self._clock(), by, self._config.cooldown_s)
             await self._note(msgspec.structs.replace(change, kind="failed", reason=f"{change.reason}; {error}"))
@@ -266,6 +266,20 @@ class Controller:
         seconds = _longest(made)
         self._history = self._history.changed(self._clock(), by, seconds)
         await self._note(msgspec.structs.replace(change, seconds=seconds))
+
+    async def _while_leading(self, change: Coroutine[object, None, list[RoleChange]]) -> list[RoleChange]:
+        """Returns what ``change`` does. It may take minutes, in which no other router may take the lead: it would
+        count a worker that loads what its role needs as one that is gone.
+        """
+        changing = asyncio.create_task(change, name="change of roles")
+        try:
+            while not changing.done():
+                await asyncio.wait([changing], timeout=self._config.interval_s)
+                await self._lease.hold()
+            return changing.result()
+        finally:
+            changing.cancel()
+            await settled([changing])
 
     async def _note_once(self, change: TimelineEntry) -> None:
         """A reason that differs from the last one in its numbers alone is no news for the timeline."""

@@ -185,3 +185,27 @@ async def test_traffic_of_a_clock_that_was_set_back_counts_no_more(redis: Redis,
         TrafficSlice("r", 4600.0, 1.0, {"short": ClassTraffic(arrived=9, arrived_tokens=900)}, 90, 9000)
     )
     assert (await looked.look()).reason == "no traffic"
+
+
+async def test_a_leader_stays_the_leader_while_a_change_takes_longer_than_its_lease(
+    redis: Redis, tmp_path: Path
+) -> None:
+    cluster, clock = Cluster(**{"prefill-0": "decode", "decode-0": "decode"}), At(1000.0)
+    looked = controller(redis, cluster, clock, tmp_path, CollectorRegistry())
+    looked._lease = NamedLease(redis, "baton", "controller", "r", 2.0)
+    looked._config = looked._config.model_copy(update={"interval_s": 0.05})
+    other, move, lost = NamedLease(redis, "baton", "controller", "other", 2.0), cluster.move, []
+
+    async def slowly(*asked: object) -> list[RoleChange]:
+        for _ in range(25):
+            await asyncio.sleep(0.1)
+            lost.append(await other.hold())
+        return await move(*asked)
+
+    cluster.move = slowly
+    assert await looked._lease.hold()
+    for clock.now in (1005.0, 1010.0, 1015.0):
+        await looked.look()
+    assert cluster.usable() == (1, 1)
+    assert lost
+    assert not any(lost)

@@ -20,7 +20,8 @@ from baton.console.cluster.asking import router
 from baton.protos.json import Json
 
 Guard = Callable[[Callable[[], int]], int]
-TIMEOUT_S = 120.0  # seconds for the router's answer, because a change of role waits for its drain
+# Seconds for the router's answer: a change of role waits for its drain, and while a worker loads a draft model.
+TIMEOUT_S = 1000.0
 SHOWN = 12  # entries of the timeline that are shown
 _Url = Annotated[str | None, typer.Option(help="The router; default: of the one cluster on this machine")]
 _Key = Annotated[str, typer.Option(help="API key made with --admin", envvar="BATON_API_KEY")]
@@ -94,6 +95,11 @@ def _tell(found: Json, as_json: bool) -> int:
 def page(found: Json) -> list[Table | str]:
     """Returns the parts that ``ratio show`` prints, from the answer of GET /v1/ratio."""
     parts: list[Table | str] = [f"[bold]{found['prefill']}:{found['decode']}[/] (prefill:decode)"]
+    parts += [
+        f"[yellow]{one['worker']} becomes a {one['after']} worker, for {one['seconds']:.0f} s now[/]: "
+        + escape(one["waits_for"])
+        for one in found.get("changing", ())
+    ]
     if found["pin"]:
         parts.append(
             f"pinned by {escape(found['pin']['by'] or 'an operator')}; `baton ratio set auto` takes it back"

@@ -30,7 +30,10 @@ from baton.router.workers.link_table import LinkTable
 
 ROLES = ("prefill", "decode")
 GRACE_S = 1.0  # seconds that prompts a worker reads may still take, by default
-CHANGE_S = 30.0  # seconds after which a change is given up
+AWAY_S = 30.0  # seconds without any sign of a worker that changes, after which its change is given up
+# Seconds that a change may take however much is seen of its worker. It is longer than a worker gives its own engine
+# to load a draft model (``worker.host.LOAD_S``), because after that it ends itself.
+LONGEST_S = 330.0
 LOOK_S = 0.05  # seconds between two looks whether a worker serves its new role
 ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
 
@@ -45,6 +48,16 @@ class RoleChange(msgspec.Struct, frozen=True):
     after: str
     seconds: float
     incarnation: str = ""
+
+
+class PendingChange(msgspec.Struct, frozen=True):
+    """Describes a change of role that isn't over: how many ``seconds`` it has taken, and what it waits for."""
+
+    worker: str
+    before: str
+    after: str
+    seconds: float
+    waits_for: str
 
 
 class RoleControl:
@@ -63,6 +76,7 @@ class RoleControl:
     ) -> None:
         self._links, self._view, self._clock, self._look = links, view, clock, look
         self._turn, self._alone = asyncio.Lock(), alone
+        self._changing: dict[str, tuple[str, str, float]] = {}  # by worker: its role, the next one, since when
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Returns the workers that can be reached, sorted by id."""
@@ -78,6 +92,22 @@ class RoleControl:
         """
         roles = [info.role for info in self.workers() if info.state == "ready"]
         return roles.count("prefill"), roles.count("decode")
+
+    def changing(self) -> list[PendingChange]:
+        """Returns the changes that this router waits for, by worker."""
+        now, here = self._clock(), {info.worker_id for info in self.workers()}
+        return [
+            PendingChange(worker, before, after, now - since, self._waits_for(worker, worker in here))
+            for worker, (before, after, since) in sorted(self._changing.items())
+        ]
+
+    def _waits_for(self, worker_id: str, is_here: bool) -> str:
+        if not is_here:
+            return "the worker can't be reached: it begins its new role, or was ended and starts again"
+        _, running = self._view.busy(worker_id)
+        if running:
+            return f"{running} of its requests are still to end or to go elsewhere"
+        return "its engine takes the role; where it speculates it may load a draft model"
 
     async def set_role(
         self, worker_id: str, role: str, grace_s: float = GRACE_S, force: bool = False
@@ -150,8 +180,12 @@ class RoleControl:
         if role == before:
             return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
         former = link.info.incarnation
-        asked = await link.set_role(role, grace_s)
-        incarnation = await self._until_served(worker_id, role, {former, asked}, since + grace_s + CHANGE_S)
+        self._changing[worker_id] = before, role, since
+        try:
+            asked = await link.set_role(role, grace_s)
+            incarnation = await self._until_served(worker_id, role, (former, asked), since + grace_s)
+        finally:
+            self._changing.pop(worker_id, None)
         return RoleChange(worker_id, before, role, self._clock() - since, incarnation)
 
     def _link(self, worker_id: str) -> WorkerLink:
@@ -172,22 +206,34 @@ class RoleControl:
             if not any(i.role == one.role for i in staying):
                 raise _would_leave_none(one, len(staying) + sum(i.model_id == one.model_id for i in leaving))
 
-    async def _until_served(self, worker_id: str, role: str, lives: set[str], deadline: float) -> str:
+    async def _until_served(self, worker_id: str, role: str, lives: tuple[str, str], seen: float) -> str:
         """Waits until the worker serves ``role``, and returns the incarnation in which it does.
 
         ``lives`` are the incarnation that it left and the one that it said it would have. It has another one where
-        it was ended on its way and started again, which is as good, and where it couldn't begin the role.
+        it was ended on its way and started again, which is as good, and where it couldn't begin the role. It is
+        waited for as long as it is a member in the life that it leaves, because it ends itself where its engine
+        doesn't get to the next one; and AWAY_S from when it was last ``seen`` so.
         """
+        most = seen + LONGEST_S
         while True:
             await self._look()
-            for info in [k.info for k in self._links if k.up and k.info.worker_id == worker_id]:
-                if info.state == "ready" and info.role == role:
+            for link in [k for k in self._links if k.info.worker_id == worker_id]:
+                info = link.info
+                if info.incarnation == lives[0]:
+                    seen = max(seen, self._clock())
+                if link.up and info.state == "ready" and info.role == role:
                     return info.incarnation
-                if info.role_error is not None and info.incarnation not in lives:
+                if link.up and info.role_error is not None and info.incarnation not in lives:
                     raise _refused(info, info.role_error)
-            if self._clock() > deadline:
-                raise DeadlineExceeded(f"{worker_id} did not come back in its new role; its log says why")
+            if self._clock() > min(most, seen + AWAY_S):
+                raise DeadlineExceeded(self._given_up(worker_id, role, self._clock() > most))
             await asyncio.sleep(LOOK_S)
+
+    def _given_up(self, worker_id: str, role: str, is_there: bool) -> str:
+        text = f"{worker_id} did not become a {role} worker"
+        if is_there:
+            return f"{text} within {LONGEST_S:g} s, and hasn't left its former role; its log says what it does"
+        return f"{text}: it left, and has not come back as one for {AWAY_S:g} s; its log says why. It may yet do so"
 
 
 def _refused(info: WorkerInfo, why: ErrorInfo) -> BatonError:

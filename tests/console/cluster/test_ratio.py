@@ -46,3 +46,14 @@ def test_withheld_advice_says_why_and_the_timeline_is_there():
 def test_where_no_router_answers_is_one_line_and_a_failing_status():
     done = CliRunner().invoke(app, ["ratio", "show", "--url", "http://127.0.0.1:9"])
     assert (done.exit_code, "no router answers" in done.output) == (1, True)
+
+
+def test_a_change_that_takes_long_is_shown_with_what_it_waits_for():
+    change = {
+        "worker": "prefill-1",
+        "before": "prefill",
+        "after": "decode",
+        "seconds": 42.4,
+        "waits_for": "it [loads]",
+    }
+    assert "prefill-1 becomes a decode worker, for 42 s now: it [loads]" in shown(changing=[change])

@@ -110,8 +110,8 @@ async def _set_ratio(given: RoleSurface, body: RatioBody) -> Json:
 
 
 async def shown(control: RoleControl, store: AdviceStore) -> Json:
-    """Returns the current ratio, workers' roles, the operator's pin, the controller's advice and the last
-    TIMELINE_SHOWN changes, as JSON.
+    """Returns the current ratio, workers' roles, the changes under way, the operator's pin, the controller's advice
+    and the last TIMELINE_SHOWN changes, as JSON.
     """
     prefill, decode = control.ratio()
     pin = await _pinned(store)
@@ -120,6 +120,7 @@ async def shown(control: RoleControl, store: AdviceStore) -> Json:
         "prefill": prefill,
         "decode": decode,
         "workers": {info.worker_id: info.role for info in control.workers()},
+        "changing": msgspec.to_builtins(control.changing()),
         "pin": msgspec.to_builtins(pin),
         "advice": msgspec.to_builtins(advice),
         "timeline": msgspec.to_builtins(timeline),
