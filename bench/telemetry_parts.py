@@ -96,7 +96,7 @@ def one(metering: TallyMetering, clock: Clock, rng: random.Random, tokens: int) 
     )
     summary, metrics = stream.summary, metering.tallies.metrics
     with clock.part("begin"):
-        meter = metering.meter(generation, stream, 0)
+        (meter,) = metering.meters(generation, [stream], 0)
     with clock.part("way"):
         summary.chain = chain
         with metrics.sum("queued", ENTRY.model_id, "short"):
