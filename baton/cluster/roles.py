@@ -19,7 +19,8 @@ from baton.cluster.store.lease import NamedLease
 from baton.protos.errors import Unavailable
 
 ROLES = ("prefill", "decode")
-TURN_S, PATIENCE_S = 5.0, 35.0  # that a turn outlasts its router, and that others wait for it: most changes take less
+# Seconds that a turn outlasts its router, and that others wait for it: most changes take less.
+TURN_S, PATIENCE_S = 5.0, 35.0
 
 
 def roles_key(namespace: str) -> str:
