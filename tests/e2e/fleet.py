@@ -14,6 +14,7 @@ from typing import BinaryIO
 import grpc
 import httpx
 
+from baton.cluster.config import BatonConfig
 from baton.cluster.membership import PolledRoster, WorkerEntry, connect
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.served_model import DEMO
@@ -47,7 +48,20 @@ def wait_for(condition, timeout_s: float = UP_S, what: str = "it"):
 STALL_S = 0.05  # what no client may hold a loop for
 
 
-class Fleet(fleet.Fleet):
+class ForkedProcesses:
+    """Has a ``launch.fleet`` start its processes as forks of a warm one: name it before the fleet's own class."""
+
+    config: BatonConfig
+
+    def run_host(self, command: list[str], log: BinaryIO) -> HostProcess:
+        return warm.of(self.config.worker.device).start(command, log) or super().run_host(command, log)
+
+    def run_router(self, command: list[str], log: BinaryIO) -> Popen[bytes]:
+        forked = warm.of(self.config.worker.device).start(command, log, session=False)
+        return forked or super().run_router(command, log)
+
+
+class Fleet(ForkedProcesses, fleet.Fleet):
     """``with Fleet(prefill=2, decode=2, worker={"device": "paced:zero"}) as fleet: httpx.get(fleet.url + …)``."""
 
     def __init__(self, prefill: int = 1, decode: int = 1, colocated: bool = False, **sections):
@@ -55,13 +69,6 @@ class Fleet(fleet.Fleet):
         telemetry = {"loop_stall_s": STALL_S} | sections.pop("telemetry", {})
         super().__init__(cluster=cluster, telemetry=telemetry, **sections)
         self._channels: dict[str, grpc.Channel] = {}
-        self._warm = warm.of(self.config.worker.device)
-
-    def run_host(self, command: list[str], log: BinaryIO) -> HostProcess:
-        return self._warm.start(command, log) or super().run_host(command, log)
-
-    def run_router(self, command: list[str], log: BinaryIO) -> Popen[bytes]:
-        return self._warm.start(command, log, session=False) or super().run_router(command, log)
 
     def __exit__(self, *exc) -> None:
         stalls = "" if exc[0] else self.stalls()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A tree of one op and the pool, so that building takes no time; its cache is its own."""
+    """A tree of one op and the pool, not optimized, so that building takes no time; its cache is its own."""
+    monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
     for name in ("abi", "tiny"):
         (tmp_path / "kernels" / name).mkdir(parents=True)
     for file in ("common.h", "threads.h", "threads.cpp"):
@@ -45,6 +47,13 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(build, "KERNELS", tmp_path / "kernels")
     monkeypatch.setenv(build.CACHE_ENV, str(tmp_path / "cache"))
     return tmp_path
+
+
+@pytest.fixture
+def compiled(small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tree beside one cache of all tests, for those that don't ask how often it is built."""
+    monkeypatch.setenv(build.CACHE_ENV, str(tmp_path_factory.getbasetemp() / "compiled"))
+    return small
 
 
 TINY = """#include "../abi/threads.h"
@@ -86,7 +95,7 @@ def test_builders_at_the_same_time_make_one_library(small: Path) -> None:
 
 
 @needs_compiler
-def test_every_task_runs_once_nested_or_from_several_callers(small: Path) -> None:
+def test_every_task_runs_once_nested_or_from_several_callers(compiled: Path) -> None:
     library = ctypes.CDLL(str(build.built("plain")))
     tiny = native.declare(library, "tiny", native.I32, result=native.I64)
     library.baton_set_threads(3)
@@ -104,7 +113,7 @@ def test_every_task_runs_once_nested_or_from_several_callers(small: Path) -> Non
 
 
 @needs_compiler
-def test_a_forked_child_has_a_pool_of_its_own(small: Path) -> None:
+def test_a_forked_child_has_a_pool_of_its_own(compiled: Path) -> None:
     code = f"""
 import ctypes, os
 library = ctypes.CDLL({str(build.built("plain"))!r})
@@ -120,8 +129,8 @@ raise SystemExit(os.waitpid(child, 0)[1])
 
 
 @needs_compiler
-def test_what_the_compiler_says_is_in_the_error(small: Path) -> None:
-    (small / "kernels" / "tiny" / "cpu.cpp").write_text("this is no C++\n")
+def test_what_the_compiler_says_is_in_the_error(compiled: Path) -> None:
+    (compiled / "kernels" / "tiny" / "cpu.cpp").write_text("this is no C++\n")
     with pytest.raises(build.BuildError, match="this is no C"):
         build.built("plain")
 
@@ -141,20 +150,17 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_how_to_name_anothe
         build.built("plain")
 
 
-def test_without_a_compiler_ops_are_their_references_and_the_log_says_so_once() -> None:
-    code = """
-import logging, torch
-logging.basicConfig(level="WARNING", format="%(message)s")
-from baton.kernels.linear.packed import quantize
-from baton.kernels.registry import implementation
-linear = implementation("linear", "cpu")
-weight = quantize(torch.randn(8, 16), 8, 0)
-for _ in range(3):
-    assert linear(torch.randn(2, 16), weight).shape == (2, 8)
-"""
-    done = run(code, BATON_CXX="no-such-compiler")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("no native kernels") == 1
+def test_without_a_compiler_ops_are_their_references_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(COMPILER_ENV, "no-such-compiler")
+    monkeypatch.delenv(build.PREBUILT_ENV, raising=False)
+    monkeypatch.setattr(native, "library", cache(native.library.__wrapped__))
+    weight = quantize(torch.randn(8, 16), 8, 0)
+    with caplog.at_level(logging.WARNING, "baton.kernels"):
+        for _ in range(3):
+            assert implementation("linear", "cpu")(torch.randn(2, 16), weight).shape == (2, 8)
+    assert caplog.text.count("no native kernels") == 1
 
 
 def test_an_isa_that_this_cpu_lacks_or_nobody_knows_is_refused_by_name() -> None:
