@@ -65,8 +65,8 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
 def app_of(*routers: APIRouter) -> FastAPI:
     """Returns an application of ``routers`` that words errors as each endpoint's clients expect."""
     app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
-    for routes in routers:
-        app.include_router(routes)
+    # Not by include_router, which has the first request build each route a second time (fastapi 0.165).
+    app.router.routes += [route for routes in routers for route in routes.routes]
     app.router.routes[:0] = [short for routes in routers for short in _short_ways(routes)]
     app.add_exception_handler(BatonError, _ours)
     app.add_exception_handler(HTTPException, _of_http)
