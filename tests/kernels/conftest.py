@@ -9,7 +9,7 @@ import pytest
 
 from baton.kernels.abi import native
 
-HERE = Path(__file__).parent
+HERE = f"{Path(__file__).parent}/"
 BUILD_S = (
     900  # seconds that a test may take: kernels are compiled within it, some files of them at once on two cores
 )
@@ -27,5 +27,5 @@ def library() -> ctypes.CDLL:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives the tests of this folder the time that compilers need where no kernel is in the cache yet."""
     for item in items:
-        if HERE in item.path.parents:
+        if str(item.path).startswith(HERE):
             item.add_marker(pytest.mark.timeout(BUILD_S), append=False)
