@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -263,8 +263,17 @@ def threads_finish_before_it_returns(library: ctypes.CDLL) -> None:
 
 def inputs_may_be_many(library: ctypes.CDLL) -> None:
     """More of them than a tile of rows goes through at once, on any ISA: against the oracle, and in company."""
+    many_inputs_hold(library, ("bf16", "int8", "int4 g32", "int8 g512 mins"))
+
+
+def inputs_of_every_form_may_be_many(library: ctypes.CDLL) -> None:
+    """The same of all forms."""
+    many_inputs_hold(library, forms_of(library))
+
+
+def many_inputs_hold(library: ctypes.CDLL, forms: Iterable[str]) -> None:
     linear = bound(library)
-    for form in forms_of(library):
+    for form in forms:
         is_the_exact_oracles(library, form, 67, 8264, 7, torch.float32)
         weight, x = forms_of(library)[form](torch.randn(66, 8264)), torch.randn(140, 8264)
         together = cpu.run(linear, x, weight)

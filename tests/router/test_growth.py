@@ -20,6 +20,7 @@ from baton.router.observe.decisions import KEPT_REQUESTS
 from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
 from tests.growth import grown, sizes
+from tests.kernels.thorough import later
 from tests.router.fake_services import FakeWorker
 from tests.router.fake_workers import Cluster, cluster
 from tests.router.parts import generation_of, surfaces_of
@@ -93,7 +94,7 @@ async def soaked(requests: int, rounds: int, restarts: bool = True) -> dict[str,
             return await grown(lambda: {"dispatcher": c.dispatcher, "service": service}, serve, BOUNDS, rounds)
 
 
-@pytest.mark.parametrize("restarts", [True, False])  # a session with a worker may last for months
+@pytest.mark.parametrize("restarts", [later(True), False])  # a session with a worker may last for months
 async def test_nothing_in_a_router_grows_with_the_requests_served(restarts: bool) -> None:
     assert await soaked(requests=50, rounds=4, restarts=restarts) == {}
 

@@ -21,6 +21,7 @@ from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.row_cost import RowCost
 from tests.engine.speculate.texts import Written
 from tests.engine.speculate.world import steep, wrote
+from tests.kernels.thorough import later
 
 
 def falling(chances: list[float]) -> list[float]:
@@ -286,7 +287,7 @@ def test_second_guesses_are_verified_where_they_are_the_right_ones(trees: bool) 
     assert drafter.totals.accepted[1] <= drafter.totals.judged[1] <= drafter.totals.accepted[0]
 
 
-@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize("sequences", [1, 4, later(16)])
 @pytest.mark.parametrize("chance", [0.0, 1 / 16])
 def test_what_is_seldom_accepted_is_never_verified(sequences: int, chance: float) -> None:
     gain, _, drafted = driven(sequences, chance, 1500)
@@ -308,7 +309,7 @@ def test_answers_of_a_hundred_tokens_gain_too(sequences: int, chance: float, lea
     assert gain > least
 
 
-@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize("sequences", [1, 4, later(16)])
 @pytest.mark.parametrize("chance", [0.6, 0.9])
 def test_the_learned_depth_is_nearly_as_good_as_the_best(sequences: int, chance: float) -> None:
     gain, *_ = driven(sequences, chance, 1500)

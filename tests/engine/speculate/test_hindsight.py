@@ -14,6 +14,7 @@ from baton.engine.speculate.suffix import Suffix
 from baton.engine.speculate.watch import MOST_PLACES, EarlierView, earlier, places
 from tests.engine.speculate.texts import Written
 from tests.engine.speculate.world import Clock, Costly, Known, Machine, flat, gentle, play, quick
+from tests.kernels.thorough import later
 
 CALL_S, AGAIN = 100e-6, 0.25  # of 2 ms: it is felt; with warm caches less
 
@@ -48,7 +49,7 @@ def test_no_more_than_the_answer_is_looked_back_on() -> None:
 
 @pytest.mark.parametrize(
     ("machine", "batch", "chance"),
-    [(flat, 1, 0.3), (quick, 1, 0.6), (quick, 1, 0.9), (gentle, 8, 0.6), (gentle, 8, 0.9)],
+    [(flat, 1, 0.3), (quick, 1, 0.6), later(quick, 1, 0.9), (gentle, 8, 0.6), later(gentle, 8, 0.9)],
 )
 def test_where_calls_are_felt_drafts_bring_most_of_what_the_best_depth_would(
     machine: Machine, batch: int, chance: float

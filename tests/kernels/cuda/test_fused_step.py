@@ -21,6 +21,7 @@ from baton.kernels.abi import native
 from baton.kernels.cuda import on_gpu
 from baton.kernels.cuda.library import CudaLibrary
 from tests.kernels.cuda import steps
+from tests.kernels.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
@@ -88,7 +89,7 @@ def test_a_step_has_fewer_launches_than_ops_one_by_one_and_the_same_bits(device:
     assert all(map(torch.equal, alone, together))
 
 
-@pytest.mark.parametrize("kind", [BF16, INT4], ids=str)
+@pytest.mark.parametrize("kind", first_now([BF16, INT4], whole=True), ids=str)
 def test_a_prompts_rows_have_the_same_bits_too(device: CudaLibrary, kind: Any) -> None:
     (alone, _), (together, _) = both(kind, device, [70])
     assert all(map(torch.equal, alone, together))

@@ -19,6 +19,7 @@ import pytest
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, check, disassembly, ledger, occupancy, table
 from baton.kernels.cuda.names import short
+from tests.kernels.thorough import first_now
 
 KERNEL = "_ZN5baton39_GLOBAL__N__52f0b7aa_7_cuda_cu_80e38b756appendILi3ELi8EEEvNS0_4CallE"
 PTXAS = """
@@ -34,6 +35,19 @@ ptxas info    : Function properties for _Z5otherIfEvPT_
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 30 registers, used 0 barriers
 """
+
+
+def _asked() -> dict[str, list[tuple[str, int]]]:
+    """Returns the bytes of shared memory that are recorded, by op and by the name in its source."""
+    record = json.loads(occupancy.RECORD.read_text())
+    asked = {
+        op: [(need["bytes"], need["shared"]) for need in kernels.values() if "bytes" in need]
+        for op, kernels in record.items()
+    }
+    return {op: needs for op, needs in sorted(asked.items()) if needs}
+
+
+ASKED = _asked()
 
 
 def book(**changes: int) -> dict[str, Any]:
@@ -107,19 +121,16 @@ def test_blocks_that_do_not_fit_are_said_by_what_they_take() -> None:
     ]  # fmt: skip
 
 
-def test_shared_memory_that_is_counted_on_is_what_the_sources_ask_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", first_now(list(ASKED)))
+def test_shared_memory_that_is_counted_on_is_what_the_sources_ask_for(op: str, tmp_path: Path) -> None:
     compiler = shutil.which("g++") or pytest.skip("no C++ compiler here")
-    for op, kernels in _read(occupancy.RECORD).items():
-        asked = [(need["bytes"], need["shared"]) for need in kernels.values() if "bytes" in need]
-        if not asked:
-            continue
-        probe = tmp_path / f"{op}.cpp"
-        lines = [f'static_assert({of} == {count}, "{of}");' for of, count in asked]
-        probe.write_text("\n".join((f'#include "{build.source(op)}"', "using namespace baton;", *lines)))
-        flags = [flag for flag in build.SIMT_FLAGS if not flag.startswith("-g")]
-        command = [compiler, *flags, "-w", "-fsyntax-only", "-x", "c++", str(probe)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
+    probe = tmp_path / f"{op}.cpp"
+    lines = [f'static_assert({of} == {count}, "{of}");' for of, count in ASKED[op]]
+    probe.write_text("\n".join((f'#include "{build.source(op)}"', "using namespace baton;", *lines)))
+    flags = [flag for flag in build.SIMT_FLAGS if not flag.startswith("-g")]
+    command = [compiler, *flags, "-w", "-fsyntax-only", "-x", "c++", str(probe)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_without_nvcc_a_gate_is_left_out_in_words(

@@ -170,6 +170,7 @@ def test_beside_experts_each_row_answers_as_on_the_cpu_and_steps_are_replayed(pa
     assert (gpu.counts()["captured"], gpu.counts()["replayed"]) == (1, 2)
 
 
+@pytest.mark.thorough  # of the op alone: tests/kernels/cuda/test_moe.py
 def test_beside_experts_a_rows_bits_are_those_of_a_bare_layer_or_of_other_company(pair: Any) -> None:
     """A step that no adapter is in launches what a layer without places does."""
     _, gpu = pair(experts=True)
@@ -321,7 +322,7 @@ def test_room_that_isnt_cleared_is_caught(pair: Any) -> None:
         heads_agree(cpu, gpu)
 
 
-@pytest.mark.parametrize("experts", first_now([True, False], 1), ids=["experts", "dense"])
+@pytest.mark.parametrize("experts", first_now([False, True], 1), ids=["dense", "experts"])
 def test_what_adapted_steps_need_is_there_before_traffic(pair: Callable[..., Pair], experts: bool) -> None:
     """A workspace that grew in a step with adapters would drop the graphs of those without."""
     _, gpu = pair(experts=experts)

@@ -110,7 +110,7 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "count"), first_now(WIDTHS, 7), ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "count"), first_now(WIDTHS, 5), ids=lambda value: str(value))
 def test_answers_logprobs_and_pages_are_those_of_one_rank(tmp_path: Path, kind: str, count: int) -> None:
     same_bits(make(tmp_path, kind), count)
 
@@ -127,7 +127,7 @@ def test_rows_dealt_among_ranks_have_the_bits_of_one(tmp_path: Path, kind: str, 
     same_bits(make(tmp_path, kind), count, "cp", chunk=170)
 
 
-@pytest.mark.parametrize(("kind", "count"), first_now(LAYERS, 5), ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "count"), first_now(LAYERS, 3), ids=lambda value: str(value))
 def test_layers_dealt_among_ranks_have_the_bits_of_one(tmp_path: Path, kind: str, count: int) -> None:
     same_bits(make(tmp_path, kind), count, "pp", chunk=170)
 
@@ -165,7 +165,7 @@ def test_recurrent_states_beside_rounded_weights_keep_their_bits(
         same_bits(make(tmp_path / "model", kind), 2, share, cache_dir=str(tmp_path / "cache"), **fields)
 
 
-@pytest.mark.parametrize("fields", first_now(FORMS, 2), ids=lambda fields: "-".join(map(str, fields.values())))
+@pytest.mark.parametrize("fields", first_now(FORMS, 1), ids=lambda fields: "-".join(map(str, fields.values())))
 @pytest.mark.parametrize("kind", first_now(["qwen2_mixed", "qwen3_moe_norm"], 1))
 def test_rounded_weights_and_narrow_kv_keep_their_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, Any]

@@ -49,7 +49,7 @@ def ranks_of(model: Path, bound_s: float = 60.0, share: str = "tp") -> Iterator[
 
 
 SHARES = [
-    ("qwen2", "tp"), ("mixtral", "ep"), later("qwen2", "cp"), later("qwen2", "pp"),
+    ("qwen2", "tp"), later("mixtral", "ep"), later("qwen2", "cp"), later("qwen2", "pp"),
     later("qwen2", "tp+pp"), later("mixtral", "tp"), later("mixtral", "tp+pp"), later("gpt_oss", "ep"),
 ]  # fmt: skip
 

@@ -115,6 +115,7 @@ def test_a_follower_that_cannot_use_the_pages_ends_the_start(model: Path) -> Non
             ranks.open_pages(memory.fd, 2 * memory.bytes)  # more than there are
 
 
+@pytest.mark.thorough
 def test_a_cards_pages_take_the_memory_that_they_have_and_no_more(model: Path) -> None:
     with on_cards(model) as ranks:
         memory = PageMemory.create(4096, ranks.spec.layout.page_bytes)
@@ -230,6 +231,7 @@ def test_what_ranks_on_cards_cannot_do_is_refused_by_name_before_a_process_start
     refused(model, "ranks on cards need the engine's own kernels", tp=2)
 
 
+@pytest.mark.thorough  # of the locks alone: tests/engine/backends/cuda/test_card_locks.py
 def test_each_worker_takes_cards_of_its_own_and_is_refused_where_too_few_are_free(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
