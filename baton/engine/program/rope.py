@@ -43,6 +43,7 @@ def frequencies(rope: Rope, head_dim: int, max_position: int) -> tuple[Tensor, f
         text = f"partial_rotary_factor turns {rotated} of {head_dim} dims; an even number of them is needed"
         raise CheckpointError(text, "partial_rotary_factor")
     parameters = {"original_max_position_embeddings": float(max_position), **rope.parameters}
+    _require_positive({"rope_theta": rope.theta} | parameters)
     try:
         if rope.kind == LONGROPE:
             return _longrope(rope, rotated, parameters, max_position)
@@ -50,6 +51,15 @@ def frequencies(rope: Rope, head_dim: int, max_position: int) -> tuple[Tensor, f
     except KeyError as missing:
         name = missing.args[0]
         raise CheckpointError(f"rope type {rope.kind!r} needs {name} in rope_parameters", name) from None
+    except (ArithmeticError, ValueError) as error:
+        text = f"rope type {rope.kind!r} can't be computed of {rope.parameters} and rope_theta {rope.theta:g}"
+        raise CheckpointError(f"{text}: {error}", "rope_parameters") from None
+
+
+def _require_positive(parameters: dict[str, float]) -> None:
+    for name in ("rope_theta", "factor", "original_max_position_embeddings"):
+        if not parameters.get(name, 1.0) > 0:
+            raise CheckpointError(f"{name} is {parameters[name]:g}; it must be above 0", name)
 
 
 LONGROPE = "longrope"

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from baton.engine.program import rope
 from baton.engine.program.program import Rope
+from baton.protos.errors import CheckpointError
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 256}
@@ -42,3 +43,20 @@ def test_tables_are_those_of_transformers(kind: str, parameters: dict[str, Any],
     torch.testing.assert_close(found[0][:, 0], cos[0], atol=1e-7, rtol=0)
     torch.testing.assert_close(found[1][:, 0, half:], sin[0, :, half:], atol=1e-7, rtol=0)
     assert torch.equal(found[1][:, 0, :half], -found[1][:, 0, half:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "theta", "parameters", "named"),
+    [
+        ("default", -1e4, {}, "rope_theta is -10000"),
+        ("linear", 1e4, {"factor": 0.0}, "factor is 0"),
+        ("yarn", 1e4, YARN | {"original_max_position_embeddings": 0.0}, "original_max_position_embeddings is 0"),
+        ("yarn", 1.0, YARN, "rope type 'yarn' can't be computed"),
+        ("yarn", 1e4, {}, "rope type 'yarn' needs factor"),
+    ],
+)
+def test_numbers_that_give_no_frequencies_are_refused_by_name(
+    kind: str, theta: float, parameters: dict[str, float], named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        rope.frequencies(Rope(kind, theta, parameters), 64, 1024)
