@@ -20,7 +20,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from baton.cluster.departures import KEPT, Departure, Departures
-from baton.cluster.prefix_index import PrefixPublisher
+from baton.cluster.prefix_index import CHANGE, Argument, PrefixPublisher
 from baton.cluster.store.connections import CancellableConnection, ReloadingConnection, WaitingPool
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
@@ -34,12 +34,13 @@ FORGET_S = 10.0  # seconds without a heartbeat after which a reader forgets a wo
 LEFT = "left"
 CANCEL_AGAIN_S = 0.2  # seconds until a task is cancelled again, because redis-py may lose the first time
 
-# KEYS: set of ids, entry; ARGV: id, info, load, lease ms
-_BEAT = """
-redis.call('SADD', KEYS[1], ARGV[1])
-redis.call('HSET', KEYS[2], 'info', ARGV[2], 'load', ARGV[3], 'lease_ms', ARGV[4])
-redis.call('PEXPIRE', KEYS[2], ARGV[4])
-return 1
+# KEYS: set of blocks, set of ids, entry, number of news; ARGV: those of CHANGE, id, info, load
+_ENTRY = """
+local before = redis.call('HGET', KEYS[3], 'info')
+redis.call('SADD', KEYS[2], ARGV[5])
+redis.call('HSET', KEYS[3], 'info', ARGV[6], 'load', ARGV[7], 'lease_ms', ARGV[2])
+if before ~= ARGV[6] then redis.call('HSET', KEYS[3], 'news', redis.call('INCR', KEYS[4])) end
+redis.call('PEXPIRE', KEYS[3], ARGV[2])
 """
 # KEYS: set of ids; ARGV: entry key prefix. Ids whose lease ran out leave the set here.
 _ROSTER = """
@@ -88,6 +89,11 @@ def set_key(namespace: str) -> str:
     return f"{{{namespace}}}:workers"
 
 
+def news_key(namespace: str) -> str:
+    """Returns the Redis key of the number by which changed descriptions of workers are counted."""
+    return f"{{{namespace}}}:workers:news"
+
+
 def entry_prefix(namespace: str) -> str:
     """Returns the Redis key prefix of workers' hashes, to which the worker id is appended."""
     return f"{{{namespace}}}:worker:"
@@ -97,9 +103,9 @@ class Membership:
     """Keeps a worker's own entry in Redis; as an async context manager it joins, sends heartbeats, and leaves at
     the end.
 
-    Set ``load`` (and ``info``) whenever they change; the next heartbeat carries them. While Redis is away each
-    heartbeat retries; everything is published again once it is back. ``connected`` says whether the last heartbeat
-    reached Redis.
+    Set ``load`` (and ``info``) whenever they change; the next heartbeat carries them. ``look``, if set, is called
+    before each to do so. While Redis is away each heartbeat retries; everything is published again once it is back.
+    ``connected`` says whether the last heartbeat reached Redis.
     """
 
     def __init__(
@@ -117,7 +123,9 @@ class Membership:
         self._redis, self._namespace = redis, namespace
         self._departures = Departures(redis, namespace, wall_clock)
         self._ttl_ms, self._beat_s, self._wall_clock = int(ttl_s * 1000), beat_s, wall_clock
-        self._beat_script = redis.register_script(_BEAT)
+        self._beat_script = redis.register_script(_ENTRY + CHANGE)
+        self._entry_script = redis.register_script(_ENTRY + "return 1")
+        self.look: Callable[[], None] = lambda: None
         self._task: asyncio.Task[None] | None = None
         self.connected = True
 
@@ -130,8 +138,11 @@ class Membership:
     async def beat(self) -> bool:
         """Writes the entry and the pending changes of the prefix index now; returns False if Redis is away."""
         try:
-            await self._write(self.info, self._ttl_ms)
-            await self.index.flush()
+            if self.index.busy:  # which may take a second
+                await self._write(self.info)
+                await self.index.flush()
+            else:
+                await self.index.flush_by(self._beat_script, self._keys(), self._entry(self.info))
         except (RedisError, OSError) as error:
             self._note(False, error)
             return False
@@ -150,7 +161,7 @@ class Membership:
         expires.
         """
         with contextlib.suppress(RedisError, OSError):
-            await self._write(msgspec.structs.replace(self.info, state=LEFT), self._ttl_ms)
+            await self._write(msgspec.structs.replace(self.info, state=LEFT))
             await self.index.clear()
 
     async def __aenter__(self) -> Membership:
@@ -167,20 +178,22 @@ class Membership:
         while True:
             await asyncio.sleep(self._beat_s)
             try:
+                self.look()
                 await self.beat()
             except Exception:  # one that stops beating is gone for every router that starts later
                 log.exception("a heartbeat failed")
             heed_cancel()
 
-    async def _write(self, info: WorkerInfo, ttl_ms: int) -> None:
-        key = entry_prefix(self._namespace) + info.worker_id
-        args: list[str | bytes | int] = [
-            info.worker_id,
-            msgspec.msgpack.encode(info),
-            msgspec.msgpack.encode(self.load),
-            ttl_ms,
-        ]
-        await self._beat_script(keys=[set_key(self._namespace), key], args=args)
+    async def _write(self, info: WorkerInfo) -> None:
+        keys, unchanged = [self.index.key, *self._keys()], ["", self._ttl_ms, "", ""]
+        await self._entry_script(keys=keys, args=[*unchanged, *self._entry(info)])
+
+    def _keys(self) -> tuple[str, str, str]:
+        own = self._namespace
+        return set_key(own), entry_prefix(own) + self.info.worker_id, news_key(own)
+
+    def _entry(self, info: WorkerInfo) -> tuple[Argument, ...]:
+        return info.worker_id, msgspec.msgpack.encode(info), msgspec.msgpack.encode(self.load)
 
     def _note(self, up: bool, error: Exception | None = None) -> None:
         if up != self.connected:
@@ -209,6 +222,7 @@ class PolledRoster:
         self._poll_s, self._forget_s, self._clock = poll_s, forget_s, clock
         self._script = redis.register_script(_ROSTER)
         self._seen: dict[str, tuple[WorkerInfo, WorkerLoad, float]] = {}
+        self._infos: dict[bytes, WorkerInfo] = {}  # of the last read, by their bytes
         self._missed: list[Departure] = []
         self._task: asyncio.Task[None] | None = None
         self.connected = True
@@ -259,11 +273,13 @@ class PolledRoster:
             heed_cancel()
 
     def _take(self, rows: Sequence[tuple[bytes, bytes, bytes, int]]) -> None:
-        now = self._clock()
+        now, known = self._clock(), self._infos
+        self._infos = {}
         for raw_id, raw_info, raw_load, age_ms in rows:
-            entry = _decode(raw_info, raw_load)
+            entry = _decode(raw_info, raw_load, known.get(raw_info))
             if entry is None:
                 continue
+            self._infos[raw_info] = entry[0]
             if entry[0].state == LEFT:
                 self._seen.pop(raw_id.decode(), None)
             else:
@@ -291,10 +307,22 @@ class PolledRoster:
         self.connected = up
 
 
-def _decode(info: bytes, load: bytes) -> tuple[WorkerInfo, WorkerLoad] | None:
-    """An entry another version wrote may not fit ours: skip it, loudly, rather than stop."""
+def _decode(info: bytes, load: bytes, known: WorkerInfo | None) -> tuple[WorkerInfo, WorkerLoad] | None:
+    """Returns an entry, with the description ``known`` of the same bytes; None for one that can't be read."""
+    known = known or described(info)
     try:
-        return msgspec.msgpack.decode(info, type=WorkerInfo), msgspec.msgpack.decode(load, type=WorkerLoad)
+        return None if known is None else (known, msgspec.msgpack.decode(load, type=WorkerLoad))
+    except msgspec.MsgspecError as error:
+        log.warning("an entry of the membership is not readable: %s", error)
+        return None
+
+
+def described(info: bytes) -> WorkerInfo | None:
+    """Returns the description that an entry has; None, with a line in the log, if another version wrote one that
+    doesn't fit ours.
+    """
+    try:
+        return msgspec.msgpack.decode(info, type=WorkerInfo)
     except msgspec.MsgspecError as error:
         log.warning("an entry of the membership is not readable: %s", error)
         return None

@@ -8,10 +8,12 @@ Wrong answers cost hit rate, never correctness: the worker's own pool decides.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import numpy as np
 from redis.asyncio import Redis
+from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 HASH_BYTES = 16  # leading bytes of a block's hash that the index keeps
@@ -19,8 +21,12 @@ CHUNK = 4096  # hashes in one script: Redis answers nobody meanwhile, and this p
 CHUNKS = 16  # scripts of a set that is written anew in one flush, because the next heartbeat waits for it
 FLUSH_S = 1.0  # seconds after which a flush begins no further script: a heartbeat lasts five times that
 
-# KEYS: set; ARGV: sentinel, lease ms, blob of added, blob of removed. 0: the set is not this incarnation's.
-_CHANGE = """
+Argument = bytes | str | int  # of a script
+Write = Callable[[list[bytes], list[bytes]], Awaitable[bool]]  # adds and removes hashes; False: the set was lost
+
+# The end of a script. KEYS: set, …; ARGV: sentinel, lease ms, blob of added, blob of removed, … 0: the set is not
+# this incarnation's.
+CHANGE = """
 if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0 then return 0 end
 for i = 1, #ARGV[3], 16 do redis.call('SADD', KEYS[1], string.sub(ARGV[3], i, i + 15)) end
 for i = 1, #ARGV[4], 16 do redis.call('SREM', KEYS[1], string.sub(ARGV[4], i, i + 15)) end
@@ -77,10 +83,10 @@ class PrefixPublisher:
     """
 
     def __init__(self, redis: Redis, namespace: str, worker_id: str, incarnation: str, ttl_s: float) -> None:
-        self._redis, self._key = redis, index_key(namespace, worker_id)
+        self._redis, self.key = redis, index_key(namespace, worker_id)
         self._sentinel = b"incarnation:" + incarnation.encode()
         self._ttl_ms = int(ttl_s * 1000)
-        self._change = redis.register_script(_CHANGE)
+        self._change = redis.register_script(CHANGE)
         self._held: set[bytes] = set()
         self._added: set[bytes] = set()
         self._removed: set[bytes] = set()
@@ -114,23 +120,43 @@ class PrefixPublisher:
 
         Raises RedisError and OSError.
         """
+        await self._flush_alone(None)
+
+    async def flush_by(self, script: AsyncScript, keys: Sequence[str], args: Sequence[Argument]) -> None:
+        """Does what ``flush`` does, whose first changes go by ``script``: it ends with CHANGE, and takes ``keys``
+        and ``args`` beside its own, so that both are one round trip.
+
+        Raises RedisError and OSError.
+        """
+        await self._flush_alone(partial(self._write_by, script, keys, args))
+
+    @property
+    def busy(self) -> bool:
+        """Returns whether a flush is under way, for whose end another waits."""
+        return self._turn.locked()
+
+    async def _flush_alone(self, first: Write | None) -> None:
         async with self._turn:
             try:
-                await self._flush()
+                await self._flush(first)
             except BaseException:  # unknown what arrived
                 self._distrust()
                 raise
 
     async def clear(self) -> None:
         """Deletes the worker's set from Redis. Raises RedisError and OSError."""
-        await self._redis.delete(self._key)
+        await self._redis.delete(self.key)
 
-    async def _flush(self) -> None:
+    async def _flush(self, first: Write | None) -> None:
         until = asyncio.get_running_loop().time() + FLUSH_S
         added, removed = list(self._added), list(self._removed)
         self._added.clear()
         self._removed.clear()
-        if not (self._begun and await self._changed(added, removed, until)):
+        if not self._begun:
+            if first is not None:
+                await first([], [])
+            await self._begin()
+        elif not await self._changed(added, removed, until, first or self._write):
             await self._begin()
         for number in range(CHUNKS):
             if not self._rest or (number and asyncio.get_running_loop().time() > until):
@@ -140,8 +166,9 @@ class PrefixPublisher:
             if not await self._write(part, []):
                 return  # lost meanwhile; the next flush begins again
 
-    async def _changed(self, added: list[bytes], removed: list[bytes], until: float) -> bool:
-        """Writes changes, or renews the expiry if there are none; returns False if the set was lost.
+    async def _changed(self, added: list[bytes], removed: list[bytes], until: float, first: Write) -> bool:
+        """Writes changes, or renews the expiry if there are none, by ``first`` to begin with; returns False if the
+        set was lost.
 
         Those that ``until`` leaves no time for are kept for the next flush.
         """
@@ -150,20 +177,31 @@ class PrefixPublisher:
                 self._added.update(h for h in added[at:] if h in self._held)
                 self._removed.update(h for h in removed[at:] if h not in self._held)
                 break
-            if not await self._write(added[at : at + CHUNK], removed[at : at + CHUNK]):
+            write = self._write if at else first
+            if not await write(added[at : at + CHUNK], removed[at : at + CHUNK]):
                 return False
         return True
 
     async def _write(self, added: list[bytes], removed: list[bytes]) -> bool:
-        args: list[bytes | int] = [self._sentinel, self._ttl_ms, b"".join(added), b"".join(removed)]
-        return bool(await self._change(keys=[self._key], args=args))
+        return await self._write_by(self._change, (), (), added, removed)
+
+    async def _write_by(
+        self,
+        script: AsyncScript,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        added: list[bytes],
+        removed: list[bytes],
+    ) -> bool:
+        own: list[Argument] = [self._sentinel, self._ttl_ms, b"".join(added), b"".join(removed)]
+        return bool(await script(keys=[self.key, *keys], args=[*own, *args]))
 
     async def _begin(self) -> None:
         """Replaces whatever is in Redis by an empty set of this sentinel."""
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(self._key)
-            pipe.sadd(self._key, self._sentinel)
-            pipe.pexpire(self._key, self._ttl_ms)
+            pipe.delete(self.key)
+            pipe.sadd(self.key, self._sentinel)
+            pipe.pexpire(self.key, self._ttl_ms)
             await pipe.execute()
         self._begun, self._rest = True, list(self._held)
 

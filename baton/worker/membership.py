@@ -12,8 +12,9 @@ from functools import partial
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.membership import Membership, PolledRoster, connect, end_task
+from baton.cluster.membership import Membership, connect, end_task
 from baton.cluster.roles import RoleWishes
+from baton.cluster.roster_news import RosterNews
 from baton.engine.backends.ranks.hosts.layout import places_of_ranks
 from baton.protos.channel import EngineReady
 from baton.protos.nouns import WorkerInfo, of_this_build
@@ -100,18 +101,17 @@ async def enter(
     worker.blocks.announce_to(member.publish)
     worker.control.announce = partial(_announce, member, RoleWishes(redis, own.namespace))
     member.load = report.load()
+    member.look = partial(_look, member, worker, report)
     await stack.enter_async_context(member)
     if spec.role == "prefill":
         peers = Peers(
             member.info,
-            PolledRoster(redis, own.namespace, clock=clock).refresh,
+            RosterNews(redis, own.namespace, clock).refresh,
             worker.transport,
             clock,
             report.transfers.met,
         )
         stack.push_async_callback(end_task, asyncio.create_task(peers.run(), name="peers"))
-    feeding = asyncio.create_task(_feed(member, worker, report, own.beat_s / 2), name="load")
-    stack.callback(feeding.cancel)
     return member
 
 
@@ -121,9 +121,8 @@ async def _announce(member: Membership, wishes: RoleWishes, info: WorkerInfo, ro
     return await member.beat() and await wishes.want(info.worker_id, role)
 
 
-async def _feed(member: Membership, worker: RoleRuntime, report: WorkerReport, every_s: float) -> None:
-    while True:
-        member.info, member.load = worker.control.info, report.load()
-        report.tiers(worker.blocks.tiers())
-        report.metrics.redis_away.set(float(not member.connected))
-        await asyncio.sleep(every_s)
+def _look(member: Membership, worker: RoleRuntime, report: WorkerReport) -> None:
+    """Takes what a heartbeat is to say, and shows what belongs to it."""
+    member.info, member.load = worker.control.info, report.load()
+    report.tiers(worker.blocks.tiers())
+    report.metrics.redis_away.set(float(not member.connected))

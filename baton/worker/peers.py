@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from baton.cluster.membership import WorkerEntry
 from baton.protos.errors import BatonError
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
@@ -22,7 +21,7 @@ log = logging.getLogger("baton.kv")
 LOOK_S = 2.0  # seconds between two looks at who is a member: a first handoff rarely comes sooner
 AGAIN_S = 60.0  # seconds until a way that failed is measured again; the first handoff to it tries anyway
 
-ReadRoster = Callable[[], Awaitable[Mapping[str, WorkerEntry]]]
+ReadRoster = Callable[[], Awaitable[Mapping[str, WorkerInfo]]]
 Met = Callable[[str, str, BatonError | None], None]  # told of each attempt: worker id, incarnation, what failed
 
 
@@ -61,8 +60,8 @@ class Peers:
 
     async def meet_all(self) -> None:
         """Measures the transports to each ready decode worker of the same weights that is a member now."""
-        for entry in (await self._roster()).values():
-            await self._meet(entry.info)
+        for info in tuple((await self._roster()).values()):
+            await self._meet(info)
 
     async def _meet(self, info: WorkerInfo) -> None:
         key, now = (info.address, info.incarnation), self._clock()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from baton.cluster.membership import WorkerEntry
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import TransferFit
 from baton.kv.layout.page import layout_for
 from baton.prefill_worker.io.handoff import HandoffReport
 from baton.protos.errors import BatonError, Cancelled, Draining, LayoutMismatch, WorkerLost
-from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.worker.figures.transfer import TransferFigures
 from baton.worker.peers import AGAIN_S, Peers
@@ -24,7 +22,7 @@ class House:
     """A roster, a transport that remembers whom it met, and a clock."""
 
     def __init__(self) -> None:
-        self.here: dict[str, WorkerEntry] = {}
+        self.here: dict[str, WorkerInfo] = {}
         self.met: list[tuple[str, str]] = []
         self.dead: set[str] = set()
         self.now = 0.0
@@ -46,9 +44,9 @@ class House:
         info = msgspec.structs.replace(
             OURS, worker_id=name, role="decode", address=f"{name}:1", incarnation=incarnation
         )
-        self.here[name] = WorkerEntry(msgspec.structs.replace(info, **changes), WorkerLoad(), 0.0)
+        self.here[name] = msgspec.structs.replace(info, **changes)
 
-    async def look(self) -> dict[str, WorkerEntry]:
+    async def look(self) -> dict[str, WorkerInfo]:
         return self.here
 
     async def meet(self, address: str, incarnation: str) -> None:

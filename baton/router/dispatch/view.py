@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 
 import msgspec
 
@@ -154,6 +155,7 @@ class ClusterView:
         self._rooms: dict[str, tuple[WorkerInfo, int]] = {}
         self._loads: dict[str, WorkerLoad] = {}
         self._models: dict[str, tuple[ServedModel, float]] = {}
+        self._served_by: dict[str, tuple[list[WorkerInfo], ServedModel]] = {}  # and by which workers
         self._snapshots: dict[tuple[str, str], ClusterSnapshot] = {}
         self._snapshots_of = revision.number
         self._mixed: set[str] = set()  # models whose workers differ in what only one tokenizer could serve
@@ -179,6 +181,7 @@ class ClusterView:
         for model_id in {link.info.model_id: None for link in self._links}:
             self._models[model_id] = (self._served(model_id), now)
         self._models = {k: (m, at) for k, (m, at) in self._models.items() if now - at < REMEMBER_MODEL_S}
+        self._served_by = {k: by for k, by in self._served_by.items() if k in self._models}
         linked = {link.info.worker_id for link in self._links}
         self._own = {k: own for k, own in self._own.items() if k in linked or not own.is_idle}
         self._rooms = {k: room for k, room in self._rooms.items() if k in linked}
@@ -308,6 +311,14 @@ class ClusterView:
         the largest counts, as placing keeps what doesn't fit from the others.
         """
         infos = [link.info for link in self._links if link.info.model_id == model_id]
+        known = self._served_by.get(model_id)
+        if known is not None and len(known[0]) == len(infos) and all(map(is_, known[0], infos)):
+            return known[1]  # what it takes long to find, ten times a second, of workers that rarely change
+        found = self._summed_up(model_id, infos)
+        self._served_by[model_id] = (infos, found)
+        return found
+
+    def _summed_up(self, model_id: str, infos: Sequence[WorkerInfo]) -> ServedModel:
         most = min(info.max_model_len for info in infos)
         pools = [context_room(info.layout, info.pages, most) for info in infos if info.role == "decode"]
         self._warn_of_tokenizers(model_id, {(info.vocab_size, info.eos_token_ids) for info in infos})

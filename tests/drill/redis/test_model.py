@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.cluster import batch_scripts, departures, membership, prefix_index
+from baton.cluster import batch_scripts, departures, membership, prefix_index, roster_news
 from baton.cluster.store import buckets, lease, records, slot_lease
 from baton.drill.redis.lua import Script
 from baton.drill.redis.server import Session
@@ -61,12 +61,15 @@ def script(text: str, places: str, *args: Any) -> st.SearchStrategy[tuple[str, .
 
 place = st.sampled_from(["p1", "p2"])
 LEASE, KEPT = "60000", "900"
+BEAT, BEATEN = membership._ENTRY + prefix_index.CHANGE, "workers entry:w1 news"
 FILE = "file all tenant kept sum"
 sizes = st.sampled_from(["10", "60"])
 SCRIPTS = st.one_of(
-    script(membership._BEAT, "workers entry:w1", "w1", values, values, "5000"),
-    script(prefix_index._CHANGE, "p1", "sentinel", "5000", blobs, blobs),
-    script(prefix_index._CHANGE, "p2", "sentinel", "5000", blobs, blobs),
+    script(BEAT, f"p1 {BEATEN}", "sentinel", "5000", blobs, blobs, "w1", values, values),
+    script(membership._ENTRY + "return 1", f"p1 {BEATEN}", "", "5000", "", "", "w1", values, values),
+    script(roster_news._NEWS, "workers news", "entry:", st.integers(-1, 4).map(str)),
+    script(prefix_index.CHANGE, "p1", "sentinel", "5000", blobs, blobs),
+    script(prefix_index.CHANGE, "p2", "sentinel", "5000", blobs, blobs),
     script(prefix_index._LONGEST, "p1 p2", blobs.filter(bool)),
     script(departures._NOTE, "gone known times", members, values, scores, st.sampled_from("01"), "1", "2", "3600"),
     script(records._PUT, "list bytes", "rec:", LEASE, st.sampled_from(["450", "100000"]), ids, values, ids, values),
@@ -182,6 +185,7 @@ ODD = (
 
 @pytest.mark.parametrize("lines", ODD)
 def test_what_is_odd_is_refused_as_a_real_server_refuses_it(real: Real, lines: tuple[str, ...]) -> None:
+    real.ask(("DISCARD",))
     real.ask(("FLUSHALL",))
     session = Session(Bare())  # type: ignore[arg-type]
     for line in lines:
