@@ -66,8 +66,10 @@ class _Fit:
         self._note_speed(x, seconds)
         x, y = x / (reference := self._reference(x, seconds, known)), seconds / reference
         keep = self._keep if abs(self._drift) < _DRIFT else _DRIFT_KEEP
-        self._moments = keep * self._moments + np.outer(x, x)
-        self._cross = keep * self._cross + x * y
+        self._moments *= keep
+        self._moments += np.multiply.outer(x, x)
+        self._cross *= keep
+        self._cross += x * y
         self._stale += 1
         if self._stale >= _SOLVE_EVERY or self.samples <= _WARM:
             self._solve()

@@ -15,6 +15,7 @@ from asyncio import base_events
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from types import BuiltinFunctionType
 from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
 T = TypeVar("T")
@@ -315,7 +316,9 @@ def _shuffle_tasks(ready: deque[_Handle | TaskStep], rng: random.Random) -> None
 def _is_task_step(callback: Callable[..., object]) -> bool:
     """Returns whether ``callback`` is one by which C's tasks go on."""
     kind = type(callback)
+    if kind is BuiltinFunctionType:
+        return callback.__name__ == "task_wakeup"
     is_step = STEP_TYPES.get(kind)
     if is_step is None:
         is_step = STEP_TYPES[kind] = kind.__name__ in TASK_STEPS
-    return is_step or getattr(callback, "__qualname__", "") == "Task.task_wakeup"
+    return is_step

@@ -260,7 +260,7 @@ def connections(network: Network, process: str) -> type[AbstractConnection]:
 
         def __init__(self, *, host: str = "", port: int = 0, **options: Any) -> None:
             self.host, self.port = host, port
-            super().__init__(**options)
+            super().__init__(**{"driver_info": None} | options)  # looking for its version reads files each time
 
         def repr_pieces(self) -> list[tuple[str, object]]:
             """Returns the parts of the connection's name in errors."""

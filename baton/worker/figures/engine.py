@@ -7,6 +7,7 @@ counters take the differences.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import AdaptedStepFit
@@ -33,6 +34,7 @@ TOTALS = {
 }
 
 
+_TOTALS_OF = attrgetter(*TOTALS)
 ARMS = ("drafts", "control")  # steps that may draft, and the share that may not
 
 
@@ -57,14 +59,16 @@ class EngineFigures:
         self._rates = Rates(clock)
         self._rates.now({})
         self._last: Stats | None = None
+        self._counted: tuple[float, ...] = (0,) * len(TOTALS)  # totals at the last Stats
         self._show_ceilings()
 
     def observe(self, now: Stats) -> None:
         """Takes the engine's newest Stats into metrics, rates and the fit of step times."""
-        for field, name in TOTALS.items():
-            before = 0 if self._last is None else getattr(self._last, field)
-            if more := getattr(now, field) - before:
-                getattr(self._metrics, name).inc(more)
+        totals = _TOTALS_OF(now)
+        for name, total, before in zip(TOTALS.values(), totals, self._counted, strict=True):
+            if total != before:
+                getattr(self._metrics, name).inc(total - before)
+        self._counted = totals
         self._count_work(now)
         if now.speculation is not None:
             self._count_speculation(now.speculation, self._last.speculation if self._last else None)

@@ -126,12 +126,12 @@ class PacedRunner:
     def _read(self, pages: Sequence[int], tokens: int) -> Iterable[memoryview]:
         """Yields all rows, in order, in parts that are valid until the next; adjacent pages aren't copied."""
         full, tail = divmod(tokens, BLOCK_TOKENS)
-        table = np.asarray(pages[:full], np.int64)
-        if full and (table.min() < 0 or table.max() >= len(self._rows)):
+        table = list(pages[:full])  # not an array: most are of a few pages
+        if full and (min(table) < 0 or max(table) >= len(self._rows)):
             raise IndexError(f"a page is outside 0 … {len(self._rows) - 1}")
         for at in range(0, full, len(self._part)):
             part = table[at : at + len(self._part)]
-            if part[-1] - part[0] == len(part) - 1 and (part[1:] - part[:-1] == 1).all():
+            if part == list(range(part[0], part[0] + len(part))):
                 yield self._rows[part[0] : part[0] + len(part)].data
             else:
                 yield np.take(self._rows, part, axis=0, out=self._part[: len(part)], mode="clip").data
