@@ -185,8 +185,8 @@ class Membership:
             heed_cancel()
 
     async def _write(self, info: WorkerInfo) -> None:
-        keys, unchanged = [self.index.key, *self._keys()], ["", self._ttl_ms, "", ""]
-        await self._entry_script(keys=keys, args=[*unchanged, *self._entry(info)])
+        unchanged: list[Argument] = ["", self._ttl_ms, "", ""]
+        await self._entry_script(keys=[self.index.key, *self._keys()], args=[*unchanged, *self._entry(info)])
 
     def _keys(self) -> tuple[str, str, str]:
         own = self._namespace

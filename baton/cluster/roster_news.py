@@ -48,7 +48,7 @@ class RosterNews:
         """
         whole = self._clock() - self._whole_at >= WHOLE_S
         try:
-            args = [self._prefix, -1 if whole else self._known]
+            args: list[str | int] = [self._prefix, -1 if whole else self._known]
             self._known, rows = await self._script(keys=self._keys, args=args)
         except (RedisError, OSError):
             return self._infos

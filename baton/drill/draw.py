@@ -10,7 +10,7 @@ import msgspec
 
 from baton.drill.language.oracle import VOCABULARY
 from baton.drill.machines.network import KEEPALIVE_S
-from baton.drill.operated import with_cancelled_jobs, with_keys, with_pins, with_scales
+from baton.drill.operated import with_cancelled_jobs, with_kept_roles, with_keys, with_pins, with_scales
 from baton.drill.overload import overloaded, with_few_bytes, with_few_places, with_priorities
 from baton.drill.scenario import (
     ABRUPT,
@@ -127,7 +127,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     drawn = with_keys(with_scales(with_pins(drawn, span, size.pinned), span, size.scaled), span, size.keyed)
     drawn = with_selection(with_floats(drawn, size.floats), size.selected)
     drawn = with_steps_ahead(with_hosts(drawn, span, size.kinds, size.hosted), size.ahead)
-    drawn = with_few_bytes(with_few_places(drawn, size.narrow), size.tight)
+    drawn = with_kept_roles(with_few_bytes(with_few_places(drawn, size.narrow), size.tight), size.kept_roles)
     return with_priorities(drawn, size.ordered)
 
 

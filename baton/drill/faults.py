@@ -23,7 +23,7 @@ from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
 from baton.drill.scenario import ABRUPT, FAR, FAULTS, PEER, REDIS, Fault, FaultKind
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, DeadlineExceeded
 from baton.protos.nouns import WorkerInfo
 
 Play = Callable[[Fault], Awaitable[None]]
@@ -33,7 +33,10 @@ TEAR_EVERY_S = 0.5  # seconds for which a message of one direction is waited for
 
 
 class FaultInjector:
-    """Injects the faults of a run into its workers, routers, network and Redis."""
+    """Injects the faults of a run into its workers, routers, network and Redis.
+
+    ``unheard`` is told of changes of roles that end in time running out instead of the reason.
+    """
 
     def __init__(
         self,
@@ -45,8 +48,9 @@ class FaultInjector:
         tell: Callable[[str, str], None],
         coverage: Coverage,
         aims: Aims,
+        unheard: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._aims = aims
+        self._aims, self._unheard = aims, unheard
         self._workers, self._network, self._redis, self._rng = workers, network, redis, rng
         self._routers = {router.name: router for router in routers}
         self._tell, self._coverage = tell, coverage
@@ -313,6 +317,7 @@ class FaultInjector:
             await parts.core.roles.move([fault.target], role, min(fault.seconds, 3.0))
         except BatonError as error:
             self._tell(fault.target, f"doesn't become {role}: {error.label}")
+            self._refused(error)
         else:
             self._tell(fault.target, f"is a {role} worker")
 
@@ -326,8 +331,13 @@ class FaultInjector:
             await parts.core.roles.set_ratio(prefill, count - prefill, min(fault.seconds, 3.0))
         except BatonError as error:
             self._tell("operator", f"gets no ratio {prefill}:{count - prefill}: {error.label}")
+            self._refused(error)
         else:
             self._tell("operator", f"has the ratio {prefill}:{count - prefill}")
+
+    def _refused(self, error: BatonError) -> None:
+        if isinstance(error, DeadlineExceeded):
+            self._unheard(f"nobody hears why a worker keeps its role: {error.message}")
 
     async def _hold(self, fault: Fault) -> None:
         parts = next(iter(self._routers.values())).parts

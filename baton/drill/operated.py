@@ -1,5 +1,5 @@
-"""Makes a drawn scenario one in which somebody keeps prefixes, cancels batch jobs, needs API keys, or adds and
-removes workers.
+"""Makes a drawn scenario one in which somebody keeps prefixes, cancels batch jobs, needs API keys, adds and
+removes workers, or asks them for roles that they can't begin.
 
 Knows nothing of what is usual. Each draws from randomness of its own, so that the rest of a scenario stays.
 """
@@ -98,6 +98,16 @@ def with_scales(scenario: Scenario, span: float, share: float) -> Scenario:
         most_workers=workers + 2 if adds else 0,
         faults=faults,
     )
+
+
+def with_kept_roles(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of those whose workers' roles change with some that keep theirs."""
+    rng = random.Random(f"kept roles {scenario.seed}")
+    changes = scenario.controller or any(fault.kind in ("role", "ratio") for fault in scenario.faults)
+    if rng.random() >= share or not changes:
+        return scenario
+    slots = [f"prefill-{i}" for i in range(scenario.slots[0])] + [f"decode-{i}" for i in range(scenario.slots[1])]
+    return msgspec.structs.replace(scenario, keep_roles=tuple(slot for slot in slots if rng.random() < 0.6))
 
 
 def with_cancelled_jobs(scenario: Scenario, share: float) -> Scenario:

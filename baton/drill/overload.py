@@ -22,8 +22,10 @@ SHORT, SHORT_TOKENS, LONG = 40, 64, 90  # prompt tokens: of a short one, of its 
 KEPT = 8  # requests of the drawn scenario that stay, at most
 LEAST_BYTES = 20_000  # that requests may hold at least: more than the one that is asked at rest
 JOBS = 0.5  # share of these runs that keep the batch jobs of the drawn scenario
+URGENT = 0.5  # share of these runs without keys in which some requests are more urgent than others
 RARE = 0.08  # share of the contending requests that the tenant who asks at times sends
 ELSEWHERE = 0.08  # share of the contending requests that another queue takes, of another model or class
+BOTH = 0.4  # the same where one of the models is slow
 
 
 def with_few_places(scenario: Scenario, share: float) -> Scenario:
@@ -82,19 +84,30 @@ def overloaded(scenario: Scenario) -> Scenario:
     tenants = tuple(Tenant(name, rng.choice((1.0, 1.0, 2.0, 4.0))) for name in FLOODING)
     wired = rng.random() < 0.5
     kept = [_elsewhere(rng, request, models) for request in scenario.requests[:KEPT]]
+    paces = _paces(scenario.seed) if models > 1 else ()
     gap_s = step_s * answer / batch / rng.uniform(1.5, 4.0)
-    asked = list(_contending(rng, scenario, gap_s, answer, models, bool(short_tokens)))
+    asked = list(
+        _contending(rng, scenario, gap_s, answer, models, bool(short_tokens), BOTH if paces else ELSEWHERE)
+    )
     if wired:
         asked = [_wired(rng, request) for request in asked]
+    elif (own := random.Random(f"urgent {scenario.seed}")).random() < URGENT:
+        asked = [msgspec.structs.replace(r, priority=own.choice((-1, 0, 0, 0, 2)), slo_ttft_s=0.0) for r in asked]
     return msgspec.structs.replace(
         scenario,
         prefill=models, decode=models, routers=1, pages=300, max_batch=batch, step_s=step_s, token_s=0.00001,
         delay_s=0.0003, hedge=0.0, local_max=rng.choice((0, SHORT_TOKENS)), controller=False, faults=(),
-        batches=jobs, models=models, short_tokens=short_tokens, tenants=tenants,
+        batches=jobs, models=models, paces=paces, short_tokens=short_tokens, tenants=tenants,
         max_queue=rng.choice((3, 6, 12, 24, 32)),
         requests_per_min=rng.choice((0, 0, 40, 80)), requests=tuple(sorted([*kept, *asked], key=lambda r: r.at)),
         keys=tuple(ClientKey(tenant.name, weight=tenant.weight) for tenant in tenants) if wired else (),
     )  # fmt: skip
+
+
+def _paces(seed: int) -> tuple[float, ...]:
+    """Draws the paces of two models, of which one is a few times as slow in half of the runs."""
+    rng = random.Random(f"paces {seed}")
+    return rng.choice(((), (1.0, rng.uniform(3.0, 10.0)), (rng.uniform(2.0, 5.0), 1.0), ()))
 
 
 def _elsewhere(rng: random.Random, request: Request, models: int) -> Request:
@@ -103,16 +116,16 @@ def _elsewhere(rng: random.Random, request: Request, models: int) -> Request:
 
 
 def _contending(
-    rng: random.Random, scenario: Scenario, gap_s: float, answer: int, models: int, classes: bool
+    rng: random.Random, scenario: Scenario, gap_s: float, answer: int, models: int, classes: bool, elsewhere: float
 ) -> Iterator[Request]:
     """Draws the requests of the tenants: one floods, one asks for its share or more, and one asks at times.
 
-    Some are for another model, or of another class, whose queue isn't full.
+    The share ``elsewhere`` is for another model, or of another class; if it is small, that queue isn't full.
     """
     first = max(request.number for request in scenario.requests) + 1
     at, flooding, hurried = rng.uniform(0.0, 1.0), rng.choice((0.5, 0.67, 0.85)), rng.random() < 0.3
     for number in range(ASKED):
-        rare, other = rng.random() < RARE, rng.random() < ELSEWHERE
+        rare, other = rng.random() < RARE, rng.random() < elsewhere
         tenant = FLOODING[2] if rare else FLOODING[rng.random() >= flooding]
         length = LONG if other and classes and (models == 1 or rng.random() < 0.5) else SHORT
         limit = rng.random()

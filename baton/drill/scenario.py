@@ -240,6 +240,8 @@ class Scenario(msgspec.Struct, frozen=True):
     max_inflight_bytes: int = 1 << 30  # estimated bytes that the requests of a router may hold
     short_tokens: int = 0  # prompt tokens of the first of two context classes, at most; 0: all prompts are of one
     models: int = 1  # of which a role's workers serve one each in turn
+    paces: tuple[float, ...] = ()  # times that a step of each model takes; none: once
+    keep_roles: tuple[str, ...] = ()  # slots of which no engine can begin another role
     tenants: tuple[
         Tenant, ...
     ] = ()  # whose requests are more than fit in the queues; none: nothing is held strictly
@@ -266,6 +268,12 @@ class Scenario(msgspec.Struct, frozen=True):
         """
         ending = [fault.kind in ENDING for fault in self.faults]
         return not self.placed and all(ending) and len(ending) < DispatchSettings().max_attempts
+
+    @property
+    def tells_roles(self) -> bool:
+        """Returns whether workers keep their roles for reasons of their own alone, which they can tell."""
+        changing = all(fault.kind in ("role", "ratio") for fault in self.faults)
+        return bool(self.keep_roles) and changing and not self.controller
 
     @property
     def lets_leave(self) -> bool:
@@ -316,4 +324,5 @@ class Size(msgspec.Struct, frozen=True):
     overloaded: float = 0.1  # share of scenarios in which tenants contend for full queues, without faults
     narrow: float = 0.15  # share of the others with faults in which queues have few places
     tight: float = 0.1  # share of the others with faults in which requests may hold few bytes
+    kept_roles: float = 0.3  # share of the others whose roles change in which some workers can't begin another
     ordered: float = 0.2  # share of the others in which requests have priorities

@@ -178,8 +178,9 @@ class World:
         changing = asyncio.ensure_future(self.operators.play(own.adapters, began)) if self.operators else None
         asking = [asyncio.ensure_future(clients.ask(request, began)) for request in own.requests]
         faults = FaultInjector(
-            self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage, aims
-        )
+            self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage, aims,
+            self.judge.violated if own.tells_roles else lambda text: None,
+        )  # fmt: skip
         batches = BatchClients(
             self.network,
             own.faults,
@@ -240,7 +241,8 @@ class World:
         tokens = sum(r.n * (len(r.prompt) + r.sampling.max_tokens) for r in self.scenario.requests)
         steps = sum(r.n * r.sampling.max_tokens for r in self.scenario.requests)
         pauses = max((r.read_pause * r.sampling.max_tokens for r in self.scenario.requests), default=0.0)
-        return 2 * (tokens * self.scenario.token_s + steps * self.scenario.step_s) + pauses
+        pace = max(self.scenario.paces, default=1.0)
+        return 2 * pace * (tokens * self.scenario.token_s + steps * self.scenario.step_s) + pauses
 
     def _slots_kept(self) -> float:
         """Returns the seconds by which Redis's clock may have put off the end of dead workers' leases on slots."""

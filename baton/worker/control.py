@@ -22,7 +22,7 @@ from baton.cluster.roles import ROLES
 from baton.kv.exchange.source import BlockSource
 from baton.protos import channel as ch
 from baton.protos import convert
-from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable, WorkerLost
+from baton.protos.errors import BatonError, Draining, ErrorInfo, InvalidRequest, Unavailable, WorkerLost
 from baton.protos.nouns import (
     AdapterLimits,
     EngineRequest,
@@ -80,6 +80,14 @@ class RoleSwitch(msgspec.Struct, frozen=True):
     role: str
     grace_s: float
     incarnation: str
+
+    def became(self, role: str, error: ErrorInfo | None, new_id: Callable[[], str]) -> RoleSwitch:
+        """Returns the change that came of this one: the engine has ``role`` now, which isn't the one that was asked
+        for if there is an ``error``. Nobody who waits for the other one may take that life for it.
+        """
+        if error is None:
+            return self
+        return RoleSwitch(role, self.grace_s, f"{process_of(self.incarnation)}.{new_id()}")
 
 
 class WorkerControl:

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +34,7 @@ from baton.engine.plan import Runner
 from baton.engine.program.rank_program import kv_share
 from baton.engine.speculate.draft import Speculator
 from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.steps.succession import succession
 from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend
 from baton.kv.layout.bridge import with_codec
@@ -44,7 +46,7 @@ from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.process.endings import rank_status
 from baton.process.heap import settle_heap
 from baton.process.memory import available_bytes
-from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady, RoleIs
+from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady
 from baton.protos.errors import BatonError, ConfigError, RankLost, to_info
 from baton.protos.measurements import StepSample
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
@@ -213,19 +215,10 @@ def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int, held: float
 def successor(
     steps: StepSpec, engine: EngineSpec, loop: StepLoop, kept: dict[str, Speculator] | None = None
 ) -> StepLoop:
-    """Returns the loop of the role that ``loop`` was told to change to, with the same runner, pages and cached
-    blocks; one of its present role if the other can't begin. ``kept`` is ``make_drafter``'s. Raises RankLost.
+    """Returns the loop of the role that ``loop`` was told to change to, or of its present one if that can't begin;
+    ``kept`` is ``make_drafter``'s. Raises RankLost.
     """
-    stays = None
-    try:
-        after = make_loop(loop.next_role, steps, engine, loop.parts, kept)
-    except RankLost:
-        raise
-    except Exception as error:  # as of a draft model that can't be loaded here: it was not asked for until now
-        role = "prefill" if isinstance(loop, PrefillLoop) else "decode"
-        after, stays = make_loop(role, steps, engine, loop.parts, kept), RoleIs(role, to_info(error))
-    after.succeed(loop, stays)
-    return after
+    return succession(loop, partial(make_loop, steps=steps, engine=engine, parts=loop.parts, kept=kept))
 
 
 def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:

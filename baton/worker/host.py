@@ -40,7 +40,7 @@ from baton.process.security import identity_of, show_end
 from baton.process.time_limit import end_if_loop_stalls, end_with, end_within
 from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import ErrorInfo, StartupError, Unavailable, WorkerLost, to_info
-from baton.protos.nouns import WorkerInfo, process_of
+from baton.protos.nouns import WorkerInfo
 from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess
@@ -306,13 +306,12 @@ class WorkerCore:
 
     def changed(self, role: str, error: ErrorInfo | None) -> None:
         """Records that the engine has ``role`` now, which isn't the one that was asked for if there is an
-        ``error``. Nobody who waits for the other one may take this life for it.
+        ``error``.
         """
         self.refusal = error
         if error is not None:
             log.error("%s stays a %s worker: %s", self._spec.slot, role, error.message)
-            incarnation = f"{process_of(self.change.incarnation)}.{self.environment.new_id()}"
-            self.change = RoleSwitch(role, self.change.grace_s, incarnation)
+        self.change = self.change.became(role, error, self.environment.new_id)
 
     def begin(self, info: WorkerInfo) -> WorkerReport:
         """Returns the report of a new role, whose metrics /metrics shows from now on."""

@@ -37,6 +37,7 @@ USUAL = Size(
     narrow=0.0,
     tight=0.0,
     ordered=0.0,
+    kept_roles=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
@@ -56,6 +57,7 @@ SCALED = msgspec.structs.replace(USUAL, scaled=1.0, flooded=0.0)
 PAGED = msgspec.structs.replace(USUAL, paged=1.0)
 FEW_BYTES = msgspec.structs.replace(USUAL, overloaded=0.0, flooded=0.0, http=0.0, tight=1.0)
 ORDERED = msgspec.structs.replace(USUAL, overloaded=0.0, flooded=0.0, ordered=1.0)
+KEPT_ROLES = msgspec.structs.replace(USUAL, flooded=0.0, kept_roles=1.0)
 OVERLOADED = msgspec.structs.replace(USUAL, overloaded=1.0, flooded=0.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
@@ -981,5 +983,41 @@ BUGS = (
         "self.total + newcomer.load.size - self.most, ",
         "4 * (self.total + newcomer.load.size) - self.most, ",
         size=FEW_BYTES,
+    ),
+    Bug(
+        "a batch job's lines are as urgent as anybody's requests",
+        "router/api/batch/lane.py",
+        '{"priority": LOWEST_PRIORITY}',
+        '{"priority": 0}',
+    ),
+    Bug(
+        "a request's priority orders nobody",
+        "router/dispatch/fair_queue.py",
+        "return begin + load.priority * LEVEL_WORK, next(self._arrivals)",
+        "return begin, next(self._arrivals)",
+        size=OVERLOADED,
+    ),
+    Bug(
+        "why a worker keeps its role is told to nobody",
+        "worker/server.py",
+        "self.next_role, self.role_error = message.role, message.error",
+        "self.next_role, self.role_error = message.role, None",
+        faults=("role", "ratio"),
+        size=KEPT_ROLES,
+    ),
+    Bug(
+        "who waits for a worker's role doesn't see that it has kept the other",
+        "router/dispatch/role_control.py",
+        "if link.up and info.role_error is not None and info.incarnation not in lives:",
+        "if link.up and info.role_error is not None and info.incarnation in lives:",
+        faults=("role", "ratio"),
+        size=KEPT_ROLES,
+    ),
+    Bug(
+        "an SLO is held against the pace at which another model's requests are placed",
+        "router/dispatch/admission.py",
+        "wait = self._pools[newcomer.pool].wait_s(newcomer.order) if newcomer.pool in self._pools else 0.0",
+        "wait = max((one.wait_s(newcomer.order) for one in self._pools.values()), default=0.0)",
+        size=OVERLOADED,
     ),
 )

@@ -12,6 +12,7 @@ from tests.kernels.thorough import first_now
 
 OVERLOADED = Size(overloaded=1.0)
 DIRECT, RATED, HURRIED = 7, 2, 9  # seeds: small queues of two models, calls with keys, requests with SLOs
+URGENT, SLOW = 5, 68  # seeds: requests of several priorities, and two models of which one is slow
 FEW_BYTES = 6  # a seed of which requests may hold few bytes
 
 
@@ -56,3 +57,17 @@ def test_a_router_whose_requests_may_hold_few_bytes_refuses_no_more_than_it_must
     verdict = play(draw(FEW_BYTES, Size(overloaded=0.0, flooded=0.0, http=0.0, tight=1.0)))
     assert verdict.held, verdict.violations
     assert verdict.refused
+
+
+def test_one_of_two_models_is_slow_in_some_runs_and_some_requests_are_more_urgent() -> None:
+    drawn = [draw(seed, OVERLOADED) for seed in range(100)]
+    assert 10 <= sum(len(scenario.paces) == 2 for scenario in drawn) <= 50
+    assert all(scenario.models == 2 for scenario in drawn if scenario.paces)
+    assert 10 <= sum(any(r.priority for r in scenario.requests if r.tenant) for scenario in drawn) <= 50
+
+
+@pytest.mark.parametrize("seed", first_now((URGENT, SLOW)))
+def test_urgent_requests_go_first_and_a_slow_model_holds_up_its_own_alone(seed: int) -> None:
+    verdict = play(draw(seed, OVERLOADED))
+    assert verdict.held, verdict.violations
+    assert verdict.refused > 20

@@ -46,6 +46,8 @@ class DecodeLoop(StepLoop):
     bytes.
     """
 
+    role = "decode"
+
     def __init__(
         self,
         parts: EngineParts,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from baton.drill.checks.fairness import SLACK, FairnessWitness, Wait
+from baton.drill.checks.fairness import LOOK_AHEAD, SLACK, FairnessWitness, Wait
 from baton.drill.overload import bytes_of
 from baton.drill.scenario import FLOODING, Request, Scenario
 from baton.router.api.batch.lane import AT_ONCE
@@ -70,12 +70,18 @@ class QueueWitness:
         self._scenario, self._way_s, self._violated = scenario, way_s, violated
         self._calls: dict[int, Course] = {}
         self._weights = {tenant.name: tenant.weight for tenant in scenario.tenants}
+        self._levels = len({request.priority for request in scenario.requests if request.tenant in FLOODING}) > 1
         self.fairness = FairnessWitness()
 
     @property
     def strict(self) -> bool:
         """Returns whether nothing but a full queue, a late answer or a rate may refuse a request."""
         return bool(self._scenario.tenants)
+
+    @property
+    def only_lines(self) -> bool:
+        """Returns whether all requests that are no client's are lines of batch jobs: no prefix is computed."""
+        return bool(self._scenario.batches) and not self._scenario.pins
 
     def asked(self, request: Request, now: float) -> None:
         """Stores that the client of ``request`` asks at ``now``."""
@@ -123,7 +129,8 @@ class QueueWitness:
 
     def unjust(self) -> Iterator[str]:
         """Yields a message for each refusal without a reason, each queue with too many, and each unfair share."""
-        yield from self.fairness.unfair()
+        if not self._levels:  # tenants are equal whose requests are equally urgent
+            yield from self.fairness.unfair()
         calls = list(self._calls.values())
         refused = [call for call in calls if call.outcome == FULL and (self.strict or call.at_once)]
         for call in refused:  # lines of batch jobs give way to all others, and fill no queue
@@ -131,9 +138,11 @@ class QueueWitness:
         yield from self._overweight(calls)
         if not self.strict:
             return
-        for call in refused:
+        for call in refused if not self._levels else ():
             yield from self._punished(call, calls)
             yield from self._kept_out(call, calls)
+        for call in calls:
+            yield from self._passed(call, calls)
         for call in calls:
             after = call.request.deadline_after
             if call.outcome == LATE and call.failed - call.asked < (after or math.inf) - EARLY_S:
@@ -233,6 +242,21 @@ class QueueWitness:
                 f"at most, and {worst:.2f} s behind the queue, of {slo:g} s"
             )
 
+    def _passed(self, call: Course, calls: Sequence[Course]) -> Iterator[str]:
+        """Yields a message if more requests that were less urgent, and no smaller, were placed while it waited than
+        the queue may try past a head without room.
+        """
+        begins, ends = call.asked + 2 * self._way_s, min(call.placed, call.ended) - self._way_s
+        passing = sum(
+            other.queue == call.queue
+            and other.request.priority > call.request.priority
+            and other.work >= call.work
+            and begins <= other.placed < ends
+            for other in calls
+        )
+        if passing > LOOK_AHEAD and not call.request.sampling.pooling and call.request.ranking is None:
+            yield f"request {call.request.number}: {passing} less urgent ones were placed while it waited"
+
     def _service(self, call: Course, calls: Sequence[Course]) -> float:
         """Returns the seconds that the way behind the queue was expected to take at most as ``call`` ended: the
         95th percentile of a few is the longest but one at most.
@@ -275,8 +299,8 @@ def whose_rate(request: Request) -> int | str | None:
 
 
 def _begun(calls: Sequence[Course], before: Course) -> Iterator[Course]:
-    """Yields the calls of the router of ``before`` for which a decode worker wrote before its end."""
-    return (c for c in calls if c.queue[0] == before.queue[0] and c.writes <= before.ended)
+    """Yields the calls of the router and the model of ``before`` for which a decode worker wrote before its end."""
+    return (c for c in calls if c.queue[:2] == before.queue[:2] and c.writes <= before.ended)
 
 
 def _left(call: Course, calls: Sequence[Course], per_min: int) -> float:

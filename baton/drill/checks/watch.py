@@ -17,6 +17,7 @@ from baton.drill.language.grammar import alike
 from baton.drill.scenario import Phase, Request
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest
+from baton.router.api.batch.lane import LOWEST_PRIORITY
 
 Violated = Callable[[str], None]
 Answers = dict[tuple[str, int], str]  # the weights that began an answer, by request id and choice
@@ -166,6 +167,8 @@ class EngineWitness:
     def _hold(self, asked: EngineRequest) -> None:
         number = number_of(asked.request_id)
         request = self._requests.get(number)
+        if number < 0 and self._queues.only_lines and asked.priority != LOWEST_PRIORITY:
+            self.violated(f"a line of a batch job at {self._name}: asked with priority {asked.priority}")
         if request is None:
             return
         name = f"request {number} at {self._name}"

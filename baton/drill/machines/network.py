@@ -23,6 +23,7 @@ from baton.drill.loop import seeded_loop
 from baton.drill.machines.memory import Memory
 
 KEEPALIVE_S = 15.0  # seconds without a way through after which both ends of a connection see it broken
+FIN_BYTES = 20  # by which an end says that it closes a connection
 STEP_S = 1e-7  # seconds between two deliveries of one direction at least, so that timers keep their order
 
 
@@ -170,10 +171,12 @@ class Network:
         self._listeners.pop(address, None)
 
     def hang_up(self, listener: object) -> None:
-        """Breaks every connection that ``listener`` accepted."""
+        """Closes every connection that ``listener`` accepted: the client sees it broken behind what is under way to
+        it.
+        """
         for connection in self._connections:
             if connection.listener is listener and not connection.broken:
-                connection.break_now()
+                connection.down.send(connection.break_now, FIN_BYTES)
 
     def connect(self, client: str, address: str) -> NetworkConnection | None:
         """Returns a new connection of process ``client``; None if nobody listens at ``address``, either direction

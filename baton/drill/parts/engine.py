@@ -37,6 +37,7 @@ from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.grammar.running import Grammars
 from baton.engine.plan import ModelSpec, Runner
 from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.steps.succession import succession
 from baton.engine.wide_pages import widened
 from baton.kv.layout.tables import MARK, table_count
 from baton.kv.memory.host_pages import PageMemory
@@ -44,6 +45,7 @@ from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.process.effort import Effort, Efforts
 from baton.protos.channel import EngineReady, ToEngine, ToIo
+from baton.protos.errors import ConfigError
 from baton.protos.measurements import StepSample
 
 MODEL_ID = "m"
@@ -54,6 +56,7 @@ def model_id_of(model: int) -> str:
     return f"{MODEL_ID}{model}" if model else MODEL_ID
 
 
+CANT_BEGIN = "can't begin here"  # how an engine says that it keeps its role
 LEAST_WAIT_S = 0.001  # seconds that an idle engine waits at least
 SPIN_S = 0.001  # seconds of a turn that computes nothing and says that there may be more to do
 AT_ONCE = 0.5  # share of the turns whose first words are told before the step's end
@@ -95,12 +98,13 @@ class ChannelEnd:
 
 
 class SimulatedPace:
-    """The pace of the engines of a worker slot: steps take ``slow`` times as long, and none begins before
-    ``stuck_until``.
+    """The pace of the engines of a worker slot: steps take ``slow`` times as long as ``model`` times a step of the
+    scenario, and none begins before ``stuck_until``. With ``keeps_role`` they can't begin another role.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: float = 1.0, keeps_role: bool = False) -> None:
         self.slow, self.stuck_until = 1.0, 0.0
+        self.model, self.keeps_role = model, keeps_role
 
 
 class SimulatedEngine:
@@ -264,7 +268,7 @@ class SimulatedEngine:
             self._host_memory.allocate(self.process.name)
         self._before_step = len(self._outbox)
         tokens = sample.prefill_tokens + sample.decode_sequences + sample.draft_tokens
-        return (self._scenario.step_s + tokens * self._scenario.token_s) * self._pace.slow
+        return (self._scenario.step_s + tokens * self._scenario.token_s) * self._pace.model * self._pace.slow
 
     def _pass(self, seconds: float) -> None:
         """Adds ``seconds`` to the time that the loop passes once the turn is over."""
@@ -277,10 +281,13 @@ class SimulatedEngine:
 
     def _succeed(self) -> None:
         """Continues in the role that was requested, as ``worker.engine_main`` does."""
-        self.role = self.loop.next_role
-        after = self._made(self.role)
-        after.succeed(self.loop)
-        self.loop = after
+        self.loop = succession(self.loop, self._begun)
+        self.role = self.loop.role
+
+    def _begun(self, role: str) -> StepLoop:
+        if role != self.role and self._pace.keeps_role:
+            raise ConfigError(f"a {role} worker {CANT_BEGIN}", "worker.speculation")
+        return self._made(role)
 
     def _made(self, role: str) -> StepLoop:
         own = self._scenario

@@ -35,7 +35,7 @@ from baton.kv.tiers.disk import HEADER_BYTES, DiskTier
 from baton.kv.tiers.slab import RECORD_BYTES, Slab
 from baton.kv.transport.grpc import GrpcTransport
 from baton.protos.channel import ListAdapters, SetRole
-from baton.protos.errors import StartupError, WorkerLost
+from baton.protos.errors import ErrorInfo, StartupError, WorkerLost
 from baton.protos.nouns import KvLayout
 from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
@@ -72,6 +72,7 @@ class Life:
         self._keys = itertools.count(1)
         self._held: tuple[bytes, ...] = ()
         self._change: RoleSwitch | None = None
+        self._refusal: ErrorInfo | None = None  # why that came to nothing, and the role begins again
         self._disk: DiskTier | None = None
         self._told_at = math.inf  # loop time at which it was told to stop
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -218,7 +219,8 @@ class Life:
     async def _play(self, redis: Redis, blocks: WorkerBlocks) -> str:
         """Serves one role, from registration to the end; returns why the life ends, "" if another role follows."""
         network, spec = self.worker.network, self._spec()
-        info = describe(spec, self.engine.ready, self.incarnation)
+        described = describe(spec, self.engine.ready, self.incarnation)
+        info = msgspec.structs.replace(described, role_error=self._refusal)
         async with AsyncExitStack() as stack:
             report = WorkerReport(info, metrics_of(info), meterless_machine(), self.worker.clock.now)
             runtime = RoleRuntime(spec, self.engine, report, info, blocks, self._keys, self._environment())
@@ -233,6 +235,8 @@ class Life:
             stack.push_async_callback(runtime.transport.close)
             self.runtime = runtime
             member = await enter(redis, spec, runtime, report, stack, self._held)
+            if self._refusal is not None and runtime.control.announce is not None:
+                await runtime.control.announce(runtime.control.info, self.role)
             listening = asyncio.create_task(runtime.listen(), name="engine")
             why = await self._until_over(runtime, member, listening)
             network.unlisten(self.address)
@@ -267,7 +271,9 @@ class Life:
         """Ends a role in order; returns why the life ends, "" if another role follows."""
         if runtime.next_role:
             assert self._change is not None
-            self.role, self.incarnation = runtime.next_role, self._change.incarnation
+            self._refusal = runtime.role_error
+            became = self._change.became(runtime.next_role, self._refusal, runtime.environment.new_id)
+            self.role, self.incarnation = became.role, became.incarnation
             return ""
         if not runtime.engine_lost:
             self._told_at = asyncio.get_running_loop().time()

@@ -42,13 +42,15 @@ class Slot:
     weights: int = field(default=0, init=False)
     changes: int = field(default=0, init=False)
     wall_ahead_s: float = field(default=0.0, init=False)
-    pace: SimulatedPace = field(default_factory=SimulatedPace, init=False)
+    pace: SimulatedPace = field(init=False)
     tier_health: TierHealth = field(default_factory=TierHealth, init=False)
     clock: MachineClock = field(default_factory=MachineClock, init=False)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"{self.scenario.seed} {self.slot}")
         self.weights = 2 * self.model  # those of another model are others
+        paces = self.scenario.paces or (1.0,)
+        self.pace = SimulatedPace(paces[self.model % len(paces)], self.slot in self.scenario.keep_roles)
         self.requests: dict[int, Request] = {request.number: request for request in self.scenario.requests}
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -103,6 +103,8 @@ class StepLoop(ABC):
     """Is the base of both roles' loops: a role adds ``beat``, ``patience``, its messages' ``handlers`` and its
     counts.
     """
+
+    role: ClassVar[str]
 
     def __init__(self, parts: EngineParts):
         self.parts = parts

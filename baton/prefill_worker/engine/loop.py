@@ -142,6 +142,8 @@ class PrefillLoop(StepLoop):
     A step computes at most ``chunk_tokens`` tokens of at most ``max_batch`` prompts.
     """
 
+    role = "prefill"
+
     def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
         super().__init__(parts)
         most = reading_room(self.spec.layout, chunk_tokens)

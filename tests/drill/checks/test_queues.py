@@ -52,6 +52,22 @@ def test_a_full_queue_refuses_rightly_and_one_with_room_does_not() -> None:
     assert not said
 
 
+def test_less_urgent_requests_pass_a_waiting_one_at_most_as_often_as_the_queue_looks_ahead() -> None:
+    found, said = witness(scenario(max_queue=100))
+    found.asked(request(0), 0.0)
+    for number in range(1, 12):
+        found.asked(request(number, priority=1 if number < 10 else 0), 0.0)
+    for number in range(1, 9):
+        found.ends(number, 1.0, placed=True)
+    assert not [*found.unjust()], "eight may be tried past a head without room"
+    found.ends(11, 1.1, placed=True)
+    assert not [*found.unjust()], "one of the same priority may go first"
+    found.ends(9, 1.2, placed=True)
+    found.ends(0, 2.0, placed=True)
+    assert next(found.unjust()) == "request 0: 9 less urgent ones were placed while it waited"
+    assert not said
+
+
 @pytest.mark.parametrize("other", [{"model": 1}, {"router": 1}, {"prompt": (1,) * 60}], ids=str)
 def test_the_full_queue_of_another_model_class_or_router_is_no_reason(other: dict[str, object]) -> None:
     found, _ = witness(scenario())
