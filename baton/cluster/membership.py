@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from baton.cluster.departures import KEPT, Departure, Departures
 from baton.cluster.prefix_index import CHANGE, Argument, PrefixPublisher
-from baton.cluster.store.connections import CancellableConnection, ReloadingConnection, WaitingPool
+from baton.cluster.store.connections import MOST, CancellableConnection, ReloadingConnection, WaitingPool
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
@@ -71,7 +71,7 @@ def connect(url: str, kind: type[AbstractConnection] | None = None) -> Redis:
     ``kind`` is the class of its connections, by default the one that ``url`` asks for.
     """
     options = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "health_check_interval": 0}
-    pool = WaitingPool.from_url(url, driver_info=DriverInfo(), **options)
+    pool = WaitingPool.from_url(url, max_connections=MOST, driver_info=DriverInfo(), **options)
     kind = kind or (ReloadingConnection if url.startswith("rediss://") else pool.connection_class)
     pool.connection_class = type(f"Heeding{kind.__name__}", (CancellableConnection, kind), {})
     return Redis.from_pool(pool)

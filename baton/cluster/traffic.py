@@ -15,6 +15,8 @@ from redis.exceptions import RedisError
 
 KEPT_SLICES = 1200  # slices of traffic that Redis keeps at most
 KEPT_S = 600.0  # seconds that sums of traffic are kept: ten minutes
+LATE_S = 30.0  # seconds by which routers' clocks, and their pushes, may differ
+PAGE = 32  # slices read at a time, because the event loop serves requests between two pages
 
 
 class ClassTraffic(msgspec.Struct, array_like=True):
@@ -38,8 +40,16 @@ class ClassTraffic(msgspec.Struct, array_like=True):
 
     def add(self, other: ClassTraffic) -> None:
         """Adds the counts of ``other`` to these."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.arrived += other.arrived
+        self.arrived_tokens += other.arrived_tokens
+        self.ended += other.ended
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.pairs += other.pairs
+        self.output_tokens += other.output_tokens
+        self.context_tokens += other.context_tokens
+        self.judged += other.judged
+        self.good += other.good
 
 
 class PredictedAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -112,12 +122,18 @@ class TrafficStore:
 
     async def recent(self, since: float, most: int = KEPT_SLICES) -> list[TrafficSlice]:
         """Returns the slices, of the last ``most``, that ended after ``since`` (Unix seconds), oldest first."""
-        try:
-            rows = await cast(Awaitable[list[bytes]], self._redis.lrange(self._key, 0, most - 1))
-        except (RedisError, OSError):
-            return []
-        found = [one for row in rows if (one := _decoded(row)) is not None and one.at > since]
-        return sorted(found, key=lambda one: one.at)
+        found: dict[tuple[str, float], TrafficSlice] = {}  # one that is pushed meanwhile shifts the others
+        for start in range(0, most, PAGE):
+            stop = min(start + PAGE, most) - 1
+            try:
+                rows = await cast(Awaitable[list[bytes]], self._redis.lrange(self._key, start, stop))
+            except (RedisError, OSError):
+                return []
+            page = [one for row in rows if (one := _decoded(row)) is not None]
+            found |= {(one.router, one.at): one for one in page if one.at > since}
+            if len(rows) < PAGE or (page and max(one.at for one in page) < since - LATE_S):
+                break  # what was pushed earlier is older
+        return sorted(found.values(), key=lambda one: one.at)
 
 
 def _decoded(row: bytes) -> TrafficSlice | None:

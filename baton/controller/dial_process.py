@@ -32,13 +32,15 @@ class Dial:
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, asked: DialQuestion, now: float) -> None:
-        """Starts a simulation, unless one runs, it is too early, or there are too few requests; ``now`` is in
-        seconds.
-        """
+    def is_due(self, now: float) -> bool:
+        """Returns whether another simulation may begin: none runs, and the last began long before ``now``."""
         early = 0 <= now - self._asked_at < self._every_s  # a clock may be set back
         runs = self._task is not None and not self._task.done()
-        if self._every_s and not early and not runs and len(asked.served) >= LEAST_REQUESTS:
+        return bool(self._every_s) and not early and not runs
+
+    def ask(self, asked: DialQuestion, now: float) -> None:
+        """Starts a simulation if one is due and there are enough requests; ``now`` is in seconds."""
+        if self.is_due(now) and len(asked.served) >= LEAST_REQUESTS:
             self._asked_at = now
             self._task = asyncio.create_task(self._simulate(asked), name="ratio dial")
 

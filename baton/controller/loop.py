@@ -30,7 +30,7 @@ from baton.cluster.store.lease import NamedLease
 from baton.cluster.traffic import TrafficSlice, TrafficStore
 from baton.controller import observation as observe
 from baton.controller.advice import advice_of, joined_reasons, kinds_of, slos
-from baton.controller.dial import DialAnswer, DialQuestion
+from baton.controller.dial import MOST_REQUESTS, DialAnswer, DialQuestion
 from baton.controller.dial_process import Dial
 from baton.controller.metrics import ControlMetrics
 from baton.controller.pressure import Demand, WorkerLimits
@@ -221,7 +221,8 @@ class Controller:
         self, looked: RatioObservation, workers: list[observe.ObservedWorker], longer: list[TrafficSlice]
     ) -> DialAnswer | None:
         """The last simulated dial; a new simulation begins when it is due."""
-        if looked.workers is not None and workers:
+        if looked.workers is not None and workers and self._dial.is_due(looked.at):
+            longer = observe.newest(longer, MOST_REQUESTS)
             asked = DialQuestion(
                 looked.prefill + looked.decode,
                 looked.workers,

@@ -27,6 +27,7 @@ __all__ = [
     "demand",
     "fullness",
     "kv_bytes_per_token",
+    "newest",
     "observed_rate",
     "predicted_rate",
     "predicted_tpot",
@@ -180,6 +181,17 @@ def transfer(workers: Iterable[ObservedWorker]) -> TransferCurve:
     if not found:
         return TransferCurve(1e-3, 0.0)
     return TransferCurve(fmean(c.fixed for c in found), fmean(c.per_byte for c in found))
+
+
+def newest(slices: Sequence[TrafficSlice], requests: int) -> list[TrafficSlice]:
+    """Returns the last of ``slices`` that list ``requests`` served requests together, all of them if they list
+    fewer.
+    """
+    first, found = len(slices), 0
+    while first and found < requests:
+        first -= 1
+        found += len(slices[first].served)
+    return list(slices[first:])
 
 
 def predicted_tpot(there: Backlog, workers: WorkerLimits, decode: int, context: float) -> float:

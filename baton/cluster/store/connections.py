@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import cached_property
 
 from redis.asyncio import ConnectionPool, SSLConnection
 from redis.asyncio.connection import AbstractConnection
@@ -20,16 +20,18 @@ TURN_S = 2.0  # seconds that a caller waits for one of them
 
 
 class WaitingPool(ConnectionPool):
-    """Hands out MOST connections at once; where all are in use, callers wait in turn, for TURN_S seconds at most.
+    """Hands out connections; where ``max_connections`` are in use, callers wait in turn for at most TURN_S seconds.
 
     redis-py's own pool fails such a call at once, as if the server were away.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"max_connections": MOST} | options)
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    @cached_property
+    def _waiting(self) -> deque[asyncio.Future[None]]:
+        return deque()
 
-    async def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> AbstractConnection:
+    async def get_connection(
+        self, command_name: object = None, *keys: object, **options: object
+    ) -> AbstractConnection:
         """Returns a connected connection. Raises MaxConnectionsError after TURN_S seconds without one."""
         until = asyncio.get_running_loop().time() + TURN_S
         if self._waiting:
@@ -51,7 +53,7 @@ class WaitingPool(ConnectionPool):
         finally:
             self._call_next()
 
-    async def _turn(self, until: float, stand: Any) -> None:
+    async def _turn(self, until: float, stand: Callable[[asyncio.Future[None]], None]) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stand(turn)
         try:
@@ -101,10 +103,19 @@ class CancellableConnection(AbstractConnection):
             await self.disconnect(nowait=True)  # an answer is on its way that nobody will read
             raise asyncio.CancelledError
 
-    async def read_response(self, *options: Any, **named: Any) -> Any:
+    async def read_response(
+        self,
+        disable_decoding: bool = False,
+        timeout: float | None = None,
+        *,
+        disconnect_on_error: bool = True,
+        push_request: bool | None = False,
+    ) -> object:
         """Reads the answer to the last command; closes the connection to a server that has become a replica."""
         try:
-            return await super().read_response(*options, **named)
+            return await super().read_response(
+                disable_decoding, timeout, disconnect_on_error=disconnect_on_error, push_request=push_request
+            )
         except ReadOnlyError:
             self.met_replica = True
             await self.disconnect(nowait=True)

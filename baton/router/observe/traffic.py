@@ -18,6 +18,7 @@ from baton.router.observe.trail import Trail, predicted_against_observed
 from baton.router.request.request import ChoiceSummary
 
 EVERY_S = 1.0  # seconds of a slice
+MOST_S = 30.0  # seconds of the longest: a push to Redis takes less
 MOST_TWINS = 64  # predictions held against observations, of one slice
 MOST_SERVED = 256  # answers listed one by one, of one slice
 WRITE_TOKENS = 64  # of an answer, in the cost policy's term "write"
@@ -65,7 +66,9 @@ class TrafficMeter:
         placement yet.
         """
         now = self._wall_clock()
-        done, done.at, done.seconds = self._slice, now, now - self._since
+        took = now - self._since
+        done, done.at = self._slice, now
+        done.seconds = took if 0.0 <= took <= MOST_S else EVERY_S  # otherwise the clock was set
         waiting = list(unplaced)
         done.waiting, done.waiting_tokens = len(waiting), sum(len(r.request.token_ids) for r in waiting)
         self._since, self._slice = now, TrafficSlice(self._router_id, now, 0.0, {}, 0, 0, [], [])

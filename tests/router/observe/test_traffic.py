@@ -106,3 +106,13 @@ async def test_a_slice_is_bounded_however_much_came(bench):
         await ended(log, record, trail, 2, 0.1, 0.1)
     found = meter.cut(log.unplaced())
     assert (found.classes["short"].ended, len(found.twins) <= 64, len(found.served) <= 256) == (500, True, True)
+
+
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_makes_no_slice_of_an_hour_or_of_less_than_nothing(bench, by: float):
+    """Rates are counts by the seconds of slices: a minute's traffic would have come in an instant."""
+    clock, _, meter = bench
+    clock.now += by
+    assert meter.cut(()).seconds == 1.0
+    clock.now += 2.0
+    assert meter.cut(()).seconds == 2.0
