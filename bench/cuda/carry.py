@@ -1,11 +1,13 @@
 """Makes the folder that bench/on_card.py takes along to a GPU: wheels for its Python, libraries, the commit.
 
-    python -m bench.cuda.carry FOLDER [--python 3.12] [--there NAME,NAME] [--no-libraries] [--plain]
+    python -m bench.cuda.carry FOLDER [--python 3.12] [--there NAME,NAME] [--no-libraries] [--lines]
+                                   [--plain]
 
 Knows nothing of the machine there, but that it has torch with CUDA. Wheels are of the versions that are installed
 here, for the other Python; what comes with torch (numpy, its own needs) stays there. The CUDA library is compiled
 where nvcc is here, the CPU's for every instruction set. Needs a package index. All of it goes into one compressed
-file; ``--plain`` leaves files, for a Python there without lzma.
+file; ``--plain`` leaves files, for a Python there without lzma. Source lines, by which compute-sanitizer tells
+where, are half of the CUDA library and stay here but with ``--lines``.
 """
 
 from __future__ import annotations
@@ -105,11 +107,13 @@ def download(folder: Path, python: str, wanted: Sequence[str]) -> None:
     print(f"{len(list(folder.glob('*.whl')))} wheels")
 
 
-def libraries(folder: Path) -> None:
-    """Builds the library for a GPU and those for every CPU; says what can't be built here."""
+def libraries(folder: Path, lines: bool) -> None:
+    """Builds the library for a GPU, with source ``lines`` or without, and those for every CPU; says what can't be
+    built here.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        print(f"for a GPU: {keep_in(folder).name}")
+        print(f"for a GPU: {keep_in(folder, lines).name}")
     except BuildError as error:
         print(f"left out: the library for a GPU: {str(error).splitlines()[0]}", file=sys.stderr)
     for isa, flags in cpu.ISA_FLAGS.items():
@@ -150,13 +154,14 @@ def main() -> int:
     parser.add_argument("--python", default="3.12", help="the version there (3.12)")
     parser.add_argument("--there", default="", help="packages that the machine has in versions that will do")
     parser.add_argument("--no-libraries", action="store_true", help="wheels alone")
+    parser.add_argument("--lines", action="store_true", help="source lines for compute-sanitizer")
     parser.add_argument("--plain", action="store_true", help="files, not one archive of them")
     asked = parser.parse_args()
     parts = asked.folder if asked.plain else asked.folder.with_name(f"{asked.folder.name}.parts")
     download(parts / "wheels", asked.python, pins(there=asked.there.lower().split(",")))
     shutil.rmtree(parts / "kernels", ignore_errors=True)  # of other sources
     if not asked.no_libraries:
-        libraries(parts / "kernels")
+        libraries(parts / "kernels", asked.lines)
     if asked.plain:
         (asked.folder / PACKED).unlink(missing_ok=True)
     else:

@@ -85,11 +85,14 @@ def cubins(names: Iterable[str] | None = None) -> list[CompiledOp]:
         return list(pool.map(lambda op: _cubin(compiler, version, op), ops() if names is None else names))
 
 
-def library(extra: tuple[str, ...] = ()) -> Path:
-    """Returns the path of the library for a GPU with all ops, built if needed. Raises BuildError."""
+def library(extra: tuple[str, ...] = (), lines: bool = True) -> Path:
+    """Returns the path of the library for a GPU with all ops, built if needed; without ``lines`` profilers and
+    compute-sanitizer can't tell source lines, and it takes half the bytes. Raises BuildError.
+    """
     compiler = nvcc()
     plain = [flag for flag in NVCC_FLAGS[:-2] if not flag.startswith("-arch=")]
-    flags = (*plain, *GPU_CODE, "-Xcompiler", "-fPIC,-fvisibility=hidden", "-lineinfo")
+    told = ("-lineinfo",) if lines else ()
+    flags = (*plain, *GPU_CODE, "-Xcompiler", "-fPIC,-fvisibility=hidden", *told)
     tag = f"{compiler} {run_tool([compiler, '--version'])} {flags}".encode()
 
     def compiled(op: str) -> Path:
@@ -232,13 +235,14 @@ def _folder(name: str) -> Path:
     return folder
 
 
-def keep_in(folder: Path) -> Path:
-    """Builds the library and copies it to ``folder`` for machines without nvcc; returns its path there.
+def keep_in(folder: Path, lines: bool = True) -> Path:
+    """Builds the library, with source ``lines`` or without, and copies it to ``folder`` for machines without nvcc;
+    returns its path there.
 
     Raises BuildError and OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy2(library(), folder / prebuilt_name()))
+    return Path(shutil.copy2(library(lines=lines), folder / prebuilt_name()))
 
 
 def exit_status(check: Callable[[], list[str]], what: str) -> int:
