@@ -105,6 +105,19 @@ class Ops:
         """Does the same for items of PROMPT_QUERIES rows or more alone, by the kernel of long chunks."""
         return self._attention("prompt_attention", kv, q, items, out)
 
+    def prompt_by_mma(self, call: Call) -> Call:
+        """Returns ``call`` of ``prompt`` by mma.sync, whatever form the library would choose for it."""
+        choose = self.call("prompt_warp_groups", (I32,), 0), self.call("prompt_warp_groups", (I32,), 1)
+
+        def run() -> None:
+            choose[0]()
+            try:
+                call()
+            finally:
+                choose[1]()
+
+        return run
+
     def _attention(self, name: str, kv: KvPool, q: Tensor, items: Tensor, out: Tensor) -> Call:
         count, scale = len(items) // ITEM.itemsize, kv.head_dim**-0.5
         at = kv.address, items.data_ptr(), count, q.shape[1], 0, scale, q.data_ptr(), q.stride(0)

@@ -21,8 +21,8 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 MATRICES = {"qkv": (6144, HIDDEN), "o": (HIDDEN, HIDDEN), "gate-up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
 PROCESSORS = 132
 ATTENTION_ROWS, MMA_ROWS = 5, 16  # query rows of a unit, in how many of an instruction: three bf16 parts each
-PROMPT_TILE = 64  # query rows of a prompt that share K and V (cascade_attention/tiles.cuh)
-WIDE_TILE = 128  # and as many by wgmma
+PAIR_ROWS = 128  # query rows of a prompt that share K and V by wgmma (prompt_attention/groups.cuh)
+TILE_ROWS = 64  # and by mma.sync (cascade_attention/tiles.cuh)
 
 
 class Tile(NamedTuple):
@@ -116,13 +116,14 @@ def decode_attention(batch: int, length: int, group: int) -> Estimate:
     )
 
 
-def prompt_attention(tokens: int) -> Estimate:
+def prompt_attention(tokens: int, form: str = "wgmma") -> Estimate:
     """Returns the estimate of one layer's attention of a prompt over bf16 KV, causal blocks skipped."""
     kv, group = 2.0 * 2 * tokens * KV_HEADS * DIM, HEADS // KV_HEADS
     flops = 4.0 * tokens * tokens / 2 * HEADS * DIM
-    built = Work(kv, flops, tokens * group / PROMPT_TILE * kv / 2, SYNC * FLOPS)
-    planned = Work(kv, flops, tokens * group / WIDE_TILE * kv / 2)
-    return Estimate("attention of a prompt", f"{tokens} tokens", Work(kv, flops), built, planned)
+    rows, peak = (PAIR_ROWS, FLOPS) if form == "wgmma" else (TILE_ROWS, SYNC * FLOPS)
+    built = Work(kv, flops, tokens * group / rows * kv / 2, peak)
+    planned = Work(kv, flops, tokens * group / (2 * PAIR_ROWS) * kv / 2) if form == "wgmma" else None
+    return Estimate("attention of a prompt", f"{tokens} tokens, {form}", Work(kv, flops), built, planned)
 
 
 def estimates() -> Iterator[Estimate]:
@@ -133,8 +134,9 @@ def estimates() -> Iterator[Estimate]:
     yield product("head", VOCAB, HIDDEN, 64)
     yield decode_attention(64, 2048, 4)
     yield decode_attention(64, 2048, 8)
-    yield prompt_attention(2048)
-    yield prompt_attention(8192)
+    for tokens in (2048, 8192):
+        yield prompt_attention(tokens, "mma.sync")
+        yield prompt_attention(tokens)
 
 
 def table() -> str:

@@ -93,7 +93,7 @@ def _blas_fp8(weight: Tensor, x: Tensor) -> Call:
 
 
 def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
-    """A whole prompt over its pages, causal, beside SDPA over contiguous rows."""
+    """A whole prompt over its pages, causal, beside SDPA over contiguous rows; bf16 KV by both of our forms."""
     heads, kv_heads, dim = used().shape.heads, used().shape.kv_heads, used().shape.head_dim
     for dtype in cases.KV:
         for length in used().prompts.lengths:
@@ -109,7 +109,16 @@ def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
             work = 2.0 * heads * dim * length * (length + 1)
             yield judged(rated("prompts", name, mine, work, "flops", top), error, ROUNDED)
             if dtype == "bfloat16":
+                by_mma = ops.prompt_by_mma(call)
+                error = attention_error(by_mma, pool, tables, [0], q, out)
+                yield judged(
+                    peer(name, mine, "our mma.sync form", partial(_once, by_mma), "prompts"), error, ROUNDED
+                )
                 yield peer(name, mine, "torch SDPA, contiguous KV", partial(_sdpa, q, kv_heads), "prompts")
+
+
+def _once(call: Call) -> list[Call]:
+    return [call]
 
 
 def _sdpa(q: Tensor, kv_heads: int) -> list[Call]:

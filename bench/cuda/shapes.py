@@ -94,10 +94,19 @@ def chunks(ops: Ops, dtype: str, group: int) -> Iterator[Row]:
         yield _attention(ops, dtype, group, 1, count, before)
         if count >= PROMPT_QUERIES:
             yield _attention(ops, dtype, group, 1, count, before, "prompt_attention")
+            if dtype == "bfloat16":
+                yield _attention(ops, dtype, group, 1, count, before, "prompt_attention", by_mma=True)
 
 
 def _attention(
-    ops: Ops, dtype: str, group: int, batch: int, queries: int, before: int, op: str = "paged_attention"
+    ops: Ops,
+    dtype: str,
+    group: int,
+    batch: int,
+    queries: int,
+    before: int,
+    op: str = "paged_attention",
+    by_mma: bool = False,
 ) -> Row:
     kv_heads, dim = used().shape.kv_heads, used().shape.head_dim
     blocks = -(-(before + queries) // cases.PAGE)
@@ -108,9 +117,11 @@ def _attention(
     call = (ops.prompt if op == "prompt_attention" else ops.attention)(
         pool, q, item_table(tables, starts, queries), out
     )
+    call = ops.prompt_by_mma(call) if by_mma else call
     error = attention_error(call, pool, tables, starts, q, out)
     what = f"decode B={batch}" if queries == 1 else f"chunk of {queries}"
-    name = f"{op.replace('paged_', '').replace('_', ' ')} {dtype} GQA {group} {what} behind {before}"
+    way = " by mma.sync" if by_mma else ""
+    name = f"{op.replace('paged_', '').replace('_', ' ')} {dtype} GQA {group} {what} behind {before}{way}"
     ops.rehearsal.note()
     other = differing(call, out)
     kernels = table.of_op(ops.rehearsal.launched(), op)

@@ -11,12 +11,10 @@ from baton.kernels.cuda import table
 from baton.planner.costs.data_sheets import accelerators
 from bench.cuda import paper
 
-LINEAR = KERNELS / "linear"
-
 
 def constants(*files: str) -> dict[str, int]:
     """The whole numbers that the headers name."""
-    text = "".join(re.sub(r"//.*", "", (LINEAR / file).read_text()) for file in files)
+    text = "".join(re.sub(r"//.*", "", (KERNELS / file).read_text()) for file in files)
     return {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (\d+)[,;]", text)}
 
 
@@ -25,10 +23,12 @@ def test_the_page_has_the_table_as_it_is_computed() -> None:
 
 
 def test_tiles_are_those_of_the_kernels() -> None:
-    own = constants("form.cuh", "wide.cuh", "prefill.cuh")
+    own = constants("linear/form.cuh", "linear/wide.cuh", "linear/prefill.cuh")
     assert paper.SKINNY.outputs == own["PLACES"]
     assert (paper.WIDE.rows, paper.WIDE.outputs) == (own["WIDE_ROWS"], own["WIDE_GROUPS"] * own["PLACES"])
     assert (paper.MANY.rows, paper.MANY.outputs) == (own["PREFILL_ROWS"], own["PREFILL_GROUPS"] * own["PLACES"])
+    attention = constants("prompt_attention/groups.cuh", "cascade_attention/tiles.cuh")
+    assert (attention["PAIR_ROWS"], attention["TILE_ROWS"]) == (paper.PAIR_ROWS, paper.TILE_ROWS)
 
 
 @pytest.mark.parametrize(

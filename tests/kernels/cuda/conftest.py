@@ -44,7 +44,10 @@ QUICK = {  # beginnings of test names, by file
     "test_on_demand": ("test_pages_that_others", "test_what_a_step_brings"),
     "test_paged_attention": ("test_narrow_heads_of_bfloat16_are_too[(1, 1, 8)]",),
     "test_prefill": ("test_bfloat16_rows_in_and_out", "test_a_row_has_the_same_bits_alone"),
-    "test_prompt_attention": ("test_long_chunks_are_the_float64_oracles[bfloat16-(6, 2, 32)]",),
+    "test_prompt_attention": (
+        "test_long_chunks_are_the_float64_oracles[bfloat16-(6, 2, 32)]",
+        "test_wide_heads_of_bfloat16_are_by_warp_groups_and_the_float64_oracles[(1, 1, 64)]",
+    ),
     "test_row_ops": ("test_the_cpu_twins_checks_hold_on_the_shim[race",),
     "test_shared_prefixes": ("test_who_shares_a_prefix_answers_as_on_the_cpu[bfloat16-1]",),
     "test_shim": ("test_",),

@@ -1,6 +1,6 @@
 // Small kernels, right and wrong on purpose, that show what the SIMT shim does with them. Knows nothing of ops.
 #include "../../../baton/kernels/cuda/device.cuh"
-#include "../../../baton/kernels/cuda/hopper.cuh"
+#include "../../../baton/kernels/cuda/hopper_across.cuh"
 
 namespace baton {
 namespace {
@@ -122,10 +122,51 @@ __global__ void bulk_copied(const float* in, float* out, int32_t how) {
   for (int i = int(threadIdx.x); i < 128; i += 32) out[i] = line[i];
 }
 
+enum Across : int32_t { ACROSS, NO_PROXY_FENCE, NO_LEADING, LATER_ONE };
+
+// One warp group: d (64, 128) = a (64, 16) b (16, 128), bf16, which cp.async brings to shared memory with its columns innermost, 64 of
+// them a row of 128 bytes. LATER_ONE: what is waited for is the product before.
+__global__ void across(const bf16* a, const bf16* b, float* d, int32_t how) {
+  BATON_SHARED(char, memory);
+  BATON_STATIC_SHARED(uint64_t, barrier, 1);
+  if (threadIdx.x == 0) mbarrier_init(barrier, 128), mbarrier_init_done();
+  __syncthreads();
+  for (int i = int(threadIdx.x); i < 256; i += 128) {
+    const int k = i / 16, chunk = i % 16;
+    cp_async_16(memory + chunk / 8 * 2048 + k * 128 + (chunk % 8 ^ k % 8) * 16, b + k * 128 + chunk * 8);
+  }
+  cp_async_arrive(barrier);
+  mbarrier_wait(barrier, 0);
+  if (how != NO_PROXY_FENCE) async_proxy_fence();
+  const int lane = int(threadIdx.x) % 32, row = int(threadIdx.x) / 32 * 16 + lane / 4, column = lane % 4 * 2;
+  uint32_t r[4];
+  for (int i = 0; i < 4; i++) std::memcpy(r + i, a + (row + 8 * (i % 2)) * 16 + column + i / 2 * 8, 4);
+  const uint64_t at = swizzled_columns(shared_address(memory), how == NO_LEADING ? 0 : 2048, 1024);
+  float first[64] = {}, sums[64] = {};
+  wgmma_fence();
+  if (how == LATER_ONE) {
+    wgmma_bf16_across(first, r[0], r[1], r[2], r[3], at, false);
+    wgmma_commit();
+  }
+  wgmma_bf16_across(sums, r[0], r[1], r[2], r[3], at, false);
+  wgmma_commit();
+  if (how == LATER_ONE)
+    wgmma_wait_but_one();
+  else
+    wgmma_wait();
+  const int half = threadIdx.x < 64 && how == LATER_ONE;  // the upper rows are the first's, which is there
+  for (int i = 0; i < 64; i++) d[(row + 8 * (i / 2 % 2)) * 128 + i / 4 * 8 + column + i % 2] = half ? first[i] : sums[i];
+  wgmma_wait();
+}
+
 }  // namespace
 }  // namespace baton
 
 using namespace baton;
+
+BATON_API int baton_across(const bf16* a, const bf16* b, float* d, int32_t how, void* stream) {
+  return BATON_LAUNCH(across, 1, 128, 4096, stream, a, b, d, how);
+}
 
 BATON_API int baton_grouped(const bf16* a, const bf16* b, float* d, int32_t how, void* stream) {
   return BATON_LAUNCH(grouped, 1, 128, 128 * 128, stream, a, b, d, how);

@@ -187,6 +187,42 @@ def test_what_the_manual_forbids_of_a_product_is_said(plain: Simt, how: int, sai
         grouped(plain, how)
 
 
+ACROSS, NO_PROXY_FENCE, NO_LEADING, LATER_ONE = range(4)
+
+
+def across(shim: Simt, how: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the warp group's product with columns innermost, brought by cp.async, and the right one."""
+    torch.manual_seed(4)
+    a, b = torch.randn(64, 16).bfloat16(), torch.randn(16, 128).bfloat16()
+    d = floats(64 * 128)
+    call(shim, "across", *(x.view(torch.int16).numpy() for x in (a, b)), d, how)
+    return torch.from_numpy(d).view(64, 128), a.float() @ b.float()
+
+
+def test_columns_that_cp_async_brought_are_multiplied_under_any_schedule(either: Simt) -> None:
+    for permille in (0, 100, 500):
+        either.schedule(8, permille)
+        found, wanted = across(either, ACROSS)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_columns_without_their_leading_bytes_are_others(plain: Simt) -> None:
+    found, wanted = across(plain, NO_LEADING)
+    torch.testing.assert_close(found[:, :64], wanted[:, :64], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found[:, 64:], wanted[:, 64:], atol=0.1)
+
+
+def test_of_two_products_the_older_one_is_waited_for(plain: Simt) -> None:
+    found, wanted = across(plain, LATER_ONE)
+    torch.testing.assert_close(found[:32], wanted[:32], atol=1e-5, rtol=1e-5)
+    assert bool(found[32:].isnan().all())
+
+
+def test_a_product_of_what_threads_copied_needs_a_fence_between_the_proxies(plain: Simt) -> None:
+    with pytest.raises(SimtError, match="no async_proxy_fence is between"):
+        across(plain, NO_PROXY_FENCE)
+
+
 def test_a_bulk_copy_is_there_when_its_barrier_says_so_and_not_before(either: Simt) -> None:
     values, out = np.arange(128, dtype=np.float32), floats(128)
     call(either, "bulk_copied", values, out, 0)
