@@ -108,6 +108,7 @@ class LocalCluster(ClusterRun):
         self._tasks.append(asyncio.create_task(watch_scale(redis, namespace, self._scale)))
         await self._or_failure(self._until_ready(), self.config.cluster.start_timeout_s)
         self._is_up = True
+        self._write_placement(self._planned)  # a Ray that is started again waits for room
 
     async def _compile(self) -> None:
         """Has kernels built before the start's time counts, where there are none for this CPU yet."""
@@ -215,11 +216,12 @@ class LocalCluster(ClusterRun):
                 await process.stdin.drain()
 
     def _write_placement(self, plans: list[HostPlan]) -> str:
-        config = self.config
+        config, self._planned = self.config, plans
         spec = PlacementSpec(
             tuple(plans), str(self.files.ray), config.ray.address, config.ray.auth_mode,
             config.ray.object_store_bytes, config.worker.device == "cuda", ray_environment(config),
-            config.ray.placement, config.worker.drain_grace_s, namespace=config.cluster.namespace,
+            config.ray.placement, config.worker.drain_grace_s, must_fit=not self._is_up,
+            namespace=config.cluster.namespace,
         )  # fmt: skip
         self.files.placement.write_bytes(msgspec.json.encode(spec))
         return str(self.files.placement)

@@ -7,6 +7,7 @@ import pytest
 
 from baton.cluster.config import load_config
 from baton.launch.local import LocalCluster
+from baton.launch.ray.app import PlacementSpec
 from baton.launch.run_files import RunFiles, choose_root
 from baton.launch.supervise import SlotStatus
 from baton.protos.errors import ConfigError
@@ -71,3 +72,12 @@ def test_a_worker_that_another_supervisor_takes_over_at_once_is_told_of(folder: 
         cluster._take(status)
     text = "ready at 127.0.0.1:1, pid 12"
     assert told == [("prefill-0", "starting"), ("prefill-0", text), ("prefill-0", f"{text} (adopted)")]
+
+
+def test_a_ray_that_is_started_again_waits_for_room(folder: Path) -> None:
+    settings = {"worker": PACED, "router": {"port": 0, "grpc_port": 0}, "cluster": {"run_dir": str(folder / "run")}}
+    cluster = LocalCluster(load_config(flags=settings), nothing)
+    for is_up in (False, True):
+        cluster._is_up = is_up
+        file = cluster._write_placement(cluster.plans())
+        assert msgspec.json.decode(Path(file).read_bytes(), type=PlacementSpec).must_fit is not is_up

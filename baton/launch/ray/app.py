@@ -38,6 +38,9 @@ class PlacementSpec(msgspec.Struct, frozen=True):
     drain_s: float = 2.0  # seconds that a host takes to drain when it is told to leave
     lasting: bool = False  # workers outlive this connection, and the next one finds them
     lost_s: float = 5.0  # seconds without an answer from any actor, after a first one, and Ray counts as gone
+    must_fit: bool = (
+        True  # a slot that finds no room is an error: of a cluster that starts, not of one that ran before
+    )
     namespace: str = "baton"  # of the cluster: another cluster's lasting workers in the same Ray aren't found
 
 
@@ -85,15 +88,19 @@ class RayPlacement:
         return str(context.address_info["gcs_address"])
 
     def place(self) -> None:
-        """Seats every slot on a node. Raises ConfigError if some have no room after PLACE_S."""
+        """Seats every slot on a node. Raises ConfigError if some have no room after PLACE_S, unless those wait
+        (``must_fit``).
+        """
         self._seats.want(self._spec.plans)
+        self._seats.patient = not self._spec.must_fit
         deadline = self._clock() + PLACE_S
         self._seats.tend()
-        while missing := self._seats.unseated():
+        while self._spec.must_fit and (missing := self._seats.unseated()):
             if self._clock() > deadline:
                 raise _no_room(missing, self._spec.gpus)
             time.sleep(0.2)
             self._seats.tend()
+        self._seats.patient = True
 
     def scale(self, plans: Sequence[HostPlan]) -> None:
         """Sets the slots wanted from now on: ``tend`` places new ones as there is room, and drains and ends

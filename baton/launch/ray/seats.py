@@ -60,6 +60,7 @@ class Seats:
         self._wall_clock, self._lasting = wall_clock, lasting
         self._ray, self._strategy, self._gpus, self._drain_s, self._clock = ray, strategy, gpus, drain_s, clock
         self._actors = Actors(ray, lasting)
+        self.patient = False  # a role without any GPU is no error: its node is gone, and waited for
         self._has_adopted = not lasting
         self._wanted: dict[str, HostPlan] = {}
         self._seats: dict[str, _SeatedSlot] = {}
@@ -171,9 +172,11 @@ class Seats:
         """Returns a worker's share of a GPU: a whole one, or an equal share where there are fewer than workers.
 
         Ranks have whole ones, which leave the others less; who finds none waits. Raises ConfigError if there is no
-        GPU at all.
+        GPU at all, unless ``patient``.
         """
         have = sum(node.resources.get("GPU", 0.0) for node in nodes)
+        if not have and self.patient:
+            return 1.0
         if not have:
             raise ConfigError("--device cuda: Ray sees no GPU here; use --device cpu", "worker.device")
         cards = [plan.cards for plan in self._wanted.values()]

@@ -1,6 +1,7 @@
 """One real, private Ray: placement, reports, a killed raylet, adoption by the next one."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from baton.launch.ray.app import FIRST_S, PlacementSpec, RayPlacement, _no_room,
 from baton.launch.ray.host import PlacementReport
 from baton.launch.supervise import HostPlan, SlotStatus
 from baton.process.processes import kill_session, session_members
-from baton.protos.errors import StartupError
+from baton.protos.errors import ConfigError, StartupError
 from baton.worker.slots import holders
 
 pytest.importorskip("ray")
@@ -185,3 +186,21 @@ def test_a_ray_that_times_out_as_it_starts_is_told_in_a_sentence(monkeypatch: py
         RayPlacement(PlacementSpec((), "/x")).connect()
     with pytest.raises(StartupError, match=r"can't join Ray at 10.0.0.1:6379: .* RAY_AUTH_MODE"):
         RayPlacement(PlacementSpec((), "/x", address="10.0.0.1:6379")).connect()
+
+
+def test_a_slot_without_room_is_an_error_of_a_start_and_waits_where_the_cluster_ran_before(
+    plan: Callable[..., HostPlan],
+) -> None:
+    """The second process would end after a while, and each that follows: nobody would keep the others in place."""
+    for must_fit in (True, False):
+        now = itertools.count(0.0, 30.0)
+        placement = RayPlacement(
+            PlacementSpec((plan("decode-0"),), "/x", "10.0.0.1:6379", must_fit=must_fit),
+            clock=lambda now=now: next(now),
+        )
+        placement._seats = types.SimpleNamespace(
+            want=lambda plans: None, tend=lambda: None, unseated=lambda: [plan("decode-0")], patient=False
+        )
+        with pytest.raises(ConfigError, match="no room") if must_fit else contextlib.nullcontext():
+            placement.place()
+        assert placement._seats.patient is not must_fit

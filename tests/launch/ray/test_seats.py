@@ -11,6 +11,7 @@ import pytest
 from baton.launch.ray.actors import RankActor
 from baton.launch.ray.seats import Seats
 from baton.launch.supervise import HostPlan, SlotStatus
+from baton.protos.errors import ConfigError
 from baton.tls.identity import TlsFiles
 
 CERTIFICATE = TlsFiles("/crt", "/key", "/ca")
@@ -391,3 +392,19 @@ def test_a_lasting_worker_waits_for_a_whole_gpu_and_another_takes_a_share(ray: F
     ray.alive["n"] = {"baton_decode": 2, "GPU": 1}
     assert set(seats(ray, clock, "decode-0", "decode-1", gpus=True).where()) == {"decode-0", "decode-1"}
     assert set(seats(ray, clock, "decode-0", "decode-1", gpus=True, lasting=True).where()) == {"decode-0"}
+
+
+def test_workers_whose_only_gpus_have_gone_wait_for_others_once_they_were_placed(
+    ray: FakeRay, clock: Clock
+) -> None:
+    """An error would end the process that keeps all the others in place, again and again."""
+    made = Seats(ray, gpus=True, clock=clock, wall_clock=clock)
+    made.want([plan("decode-0")])
+    with pytest.raises(ConfigError, match="no GPU"):
+        made.tend()
+    made.patient = True
+    later(made, clock)
+    assert made.where() == {}
+    ray.alive["n"] = {"baton_decode": 1, "GPU": 1}
+    later(made, clock)
+    assert set(made.where()) == {"decode-0"}
