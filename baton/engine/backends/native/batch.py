@@ -10,6 +10,7 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,10 +33,13 @@ _ITEM = struct.Struct("<qQii")  # as ITEM
 _CHOICE = np.zeros(1, CHOICE)
 _CHOICE["repetition"] = _CHOICE["top_p"] = 1.0
 _PLAIN = _CHOICE.tobytes()
+_WORDS, _TOKEN = CHOICE.itemsize // 4, CHOICE.fields["token"][1] // 4  # type: ignore[index]  # of a choice, in int32
+_NONE: Array = np.empty((0, 0), np.float32)
 
 
 class NativeBatch:
-    """The arrays of one step, which live as long as this object.
+    """The arrays of one step, which live as long as this object. Their memory is filled in at once; views of it are
+    made when they are asked for, because most steps need few of them.
 
     ``items`` have the rows' positions and pages, ``seen`` what attention sees: the same, except where blocks are
     left out by ``selection`` or by items' gaps. ``copies`` are the slots of KV, (from, to), that branches of drafts
@@ -53,11 +57,8 @@ class NativeBatch:
         items = plan.items
         self._kept: list[Array] = []
         self.observed: dict[int, NDArray[np.float32]] = {}  # as StepResult has it, once the step was run
-        self.sampled = tuple([(item.seq, spec) for item in items if item.sample for spec in _asks(item)])
-        self.scored = tuple([item for item in items if item.targets])
         tokens, table, wanted, scores, runs = self._runs(items)
-        hidden = selection is not None or any(item.gap[1] for item in items)
-        seen = _seen(items, runs, table, selection) if hidden else None
+        seen = _seen(items, runs, table, selection) if selection is not None or self._has_gaps else None
         further = [_further(items, runs, table, number) for number in range(_tables(items))]
         self.rows = len(tokens)
         if (found := _within(tokens, vocab_size)) is None or (flat := _within(table, pages)) is None:
@@ -65,18 +66,63 @@ class NativeBatch:
         rows, structs = array("i", wanted + scores), bytearray(_items(runs, flat.buffer_info()[0]))
         seen_structs = structs if seen is None else bytearray(_items(seen, flat.buffer_info()[0]))
         choices = bytearray(_PLAIN * len(rows))
-        self.tokens, self.flat = np.frombuffer(found, np.int32), np.frombuffer(flat, np.int32)
-        self.items, self.wanted = np.frombuffer(structs, ITEM), np.frombuffer(rows, np.int32)
-        self.choices, self.seen = np.frombuffer(choices, CHOICE), np.frombuffer(seen_structs, ITEM)
-        self.seen_at = _address(seen_structs)
+        self._tokens, self._flat, self._rows, self._choices = found, flat, rows, choices
+        self._items, self._seen = structs, seen_structs
+        self.item_count, self.wanted_count = len(runs), len(rows)
         self._further = [bytearray(_items(each, flat.buffer_info()[0])) for each in further]
-        self.tables = _address(structs), *map(_address, self._further)
-        self.items_by_table = self.items, *(np.frombuffer(each, ITEM) for each in self._further)
-        self.addresses = found.buffer_info()[0], _address(structs), rows.buffer_info()[0], _address(choices)
-        self.logits, self.loud = self._logits(vocab_size)
-        for row, (_, spec) in enumerate(self.sampled):
-            if not spec.plain and row not in self.loud:
+        at = _address(structs)
+        self.seen_at = at if seen is None else _address(seen_structs)
+        self.tables = at, *map(_address, self._further)
+        self.addresses = found.buffer_info()[0], at, rows.buffer_info()[0], _address(choices)
+        edited = [
+            (row, spec) for row, (_, spec) in enumerate(self.sampled) if not spec.plain or spec.drafted is not None
+        ]
+        self.logits, self.loud = _NONE, dict[int, int]()
+        if edited or scores:
+            self.logits, self.loud = self._logits(vocab_size, [row for row, spec in edited if loud(spec)])
+        for row, spec in edited:
+            if row not in self.loud:
                 self._kept += fill(self.choices[row], spec, vocab_size)
+
+    @cached_property
+    def tokens(self) -> Array:
+        """Returns the rows' tokens, int32."""
+        return np.frombuffer(self._tokens, np.int32)
+
+    @cached_property
+    def flat(self) -> Array:
+        """Returns all block tables one after the other, int32."""
+        return np.frombuffer(self._flat, np.int32)
+
+    @cached_property
+    def items(self) -> Array:
+        """Returns the items' structs, of dtype ITEM."""
+        return np.frombuffer(self._items, ITEM)
+
+    @cached_property
+    def seen(self) -> Array:
+        """Returns what attention sees of the items, of dtype ITEM."""
+        return np.frombuffer(self._seen, ITEM)
+
+    @cached_property
+    def items_by_table(self) -> tuple[Array, ...]:
+        """Returns the items as they are in each page table."""
+        return self.items, *(np.frombuffer(each, ITEM) for each in self._further)
+
+    @cached_property
+    def wanted(self) -> Array:
+        """Returns the numbers of the rows that choose tokens, then of those that are scored, int32."""
+        return np.frombuffer(self._rows, np.int32)
+
+    @cached_property
+    def choices(self) -> Array:
+        """Returns how each such row's token is chosen, of dtype CHOICE, and after the step the token."""
+        return np.frombuffer(self._choices, CHOICE)
+
+    def chosen(self) -> list[int]:
+        """Returns the token of each entry of ``choices``, -1 where none was chosen."""
+        words = memoryview(self._choices)
+        return words.cast("i")[_TOKEN::_WORDS].tolist() if words else []
 
     def _runs(self, items: Sequence[SequenceStep]) -> tuple[list[int], list[int], list[int], list[int], list[Run]]:
         """Returns all tokens, all block tables, the rows that choose tokens, the rows that are scored, and the
@@ -89,8 +135,10 @@ class NativeBatch:
         wanted: list[int] = []
         scores: list[int] = []
         runs: list[Run] = []
-        self.reach, self.pools = 0, False
+        self.reach, self.pools, self._has_gaps = 0, False, False
         self.copies: list[tuple[Place, Place]] = []
+        self.sampled: list[tuple[int, SampleSpec]] = []  # the sequences that choose tokens, and how
+        self.scored: list[SequenceStep] = []
         for item in items:
             first, start, count, at = len(tokens), item.start, item.trunk, len(table)
             last = start + count
@@ -109,21 +157,25 @@ class NativeBatch:
                     self.reach = max(self.reach, branch.start + draft_branch.rows)
                 count = len(item.tokens)
             if item.sample:
+                self.sampled.append((item.seq, item.sample))
                 if item.verify:
                     wanted += range(first + count - 1 - len(item.verify), first + count - 1)
+                    self.sampled += [(item.seq, spec) for spec in item.verify]
                 wanted.append(first + count - 1)
             if item.pool:
                 self.pools = True
+            if item.gap[1]:
+                self._has_gaps = True
             if item.targets:
                 scores += range(first, first + len(item.targets))
+                self.scored.append(item)
         return tokens, table, wanted, scores, runs
 
-    def _logits(self, vocab_size: int) -> tuple[Array, dict[int, int]]:
+    def _logits(self, vocab_size: int, asked: list[int]) -> tuple[Array, dict[int, int]]:
         """Returns memory for the logits, (rows that need them, vocab_size), and the index there of each row that
-        chooses.
+        chooses. ``asked`` are the rows that choose and need them; those that are scored do, too.
         """
-        asked = [row for row, (_, spec) in enumerate(self.sampled) if loud(spec)]
-        asked += range(len(self.sampled), len(self.wanted))
+        asked += range(len(self.sampled), self.wanted_count)
         logits = np.empty((len(asked), vocab_size), np.float32)
         for at, row in enumerate(asked):
             self.choices[row]["logits"] = logits.ctypes.data + at * logits.strides[0]
@@ -156,13 +208,6 @@ def _further(items: Sequence[SequenceStep], runs: list[Run], table: list[int], n
         own = item.tables[number][:last]
         table += own if len(own) == last else (-1,)  # too short: it is refused
     return found
-
-
-def _asks(item: SequenceStep) -> tuple[SampleSpec, ...]:
-    """Returns ``item.asks``, faster if there is one, as nearly always."""
-    if item.verify or item.sample is None:
-        return item.asks
-    return (item.sample,)
 
 
 def _within(numbers: list[int], limit: int) -> array[int] | None:

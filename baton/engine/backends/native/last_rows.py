@@ -40,7 +40,7 @@ class LastRows:
 
     def spares(self, batch: NativeBatch) -> bool:
         """Returns whether there are rows in ``batch`` that ``run`` leaves out."""
-        return batch.rows > len(batch.wanted) and not batch.pools and not batch.copies
+        return batch.rows > batch.wanted_count and not batch.pools and not batch.copies
 
     def run(self, step: structs.Step, batch: NativeBatch, arena: Tensor, run: RunOps) -> None:
         """Runs the ops that ``first`` lacks for the rows of ``batch`` whose results are read; ``arena`` has the

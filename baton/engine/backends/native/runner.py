@@ -67,13 +67,16 @@ class NativeRunner(StepRunner):
         self.adapters = made
         self._run = native_step or structs.run_step()
         self._arena = torch.empty(0)
+        self._memory = torch.empty((0, 0), dtype=torch.uint8)
+        self._angles_at = self._pages_at = self._arena_at = 0  # addresses of the step's memory
+        self._arena_floats, self._row_floats = 0, self._program.row_floats
         self._check = StepCheck(self._program, spec.layout, made) if check else None
         self._ops = StepOps(self._program, spec.layout) if by_ops else None
-        self._memory = torch.empty((0, 0), dtype=torch.uint8)
         attends = {at: op.layer for at, op in enumerate(program.ops) if isinstance(op, PagedAttention)}
         selects = self._selection is not None or observed_of(spec.layout) is not None
         self._attends = frozenset(attends if selects else ())
         plain = not any(isinstance(op, SEQUENCE_OPS) for op in program.ops)
+        self._any_torch = check or by_ops or selects or bool(spec.layout.states) or adapters is not None
         self.branches = not selects and plain and not spec.layout.windows and copyable(spec.layout)
         firsts = {layer: at for at, layer in reversed(attends.items())}  # first attention to each layer's K and V
         self._layer_of = {at: layer for layer, at in firsts.items()}
@@ -89,7 +92,7 @@ class NativeRunner(StepRunner):
         """Uses ``buffer`` as the KV pages, in the layout ``spec.layout``."""
         size = self.spec.layout.page_bytes
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * size).view(pages, size)
-        self._pages = pages
+        self._pages, self._pages_at = pages, self._memory.data_ptr()
         if self.branches:
             self._copies = BranchCopies(self.spec.layout, self._layers, self._memory)
 
@@ -102,16 +105,23 @@ class NativeRunner(StepRunner):
     def _shallow(self, program: Program, spec: ModelSpec) -> NativeRunner:
         return NativeRunner(spec, program, {}, self._clock, like=self._program)
 
+    def _needs_torch(self, batch: NativeBatch) -> bool:
+        if batch.rows != batch.wanted_count or batch.loud or batch.scored or batch.pools or batch.copies:
+            return True
+        return self._any_torch or self.internals.reads
+
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
-        self._reach(batch.reach)
+        if self._reach(batch.reach):
+            self._angles_at = self._rope_angles.data_ptr()
         if self.adapters is not None:
             self.adapters.group(plan.items)
-        floats = batch.rows * self._program.row_floats
-        if len(self._arena) < floats:
+        floats = batch.rows * self._row_floats
+        if self._arena_floats < floats:
             self._arena = torch.empty(floats)
+            self._arena_at, self._arena_floats = self._arena.data_ptr(), floats
         step, count = self._step(batch), len(self._program.ops)
-        step.angles, step.pages, step.arena = (t.data_ptr() for t in (self._rope_angles, self._memory, self._arena))
-        seeing, watched = self._seeing(step, batch), Observation(plan.items)
+        step.angles, step.pages, step.arena = self._angles_at, self._pages_at, self._arena_at
+        seeing, watched = self._seeing(step, batch), Observation(plan.items if self._attends else ())
         states = self._states(plan)
         copies = index_of(batch.copies) if batch.copies else None
         told_of = [step, *(_with_items(step, items) for items in batch.tables[1:])]

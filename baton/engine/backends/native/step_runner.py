@@ -48,10 +48,13 @@ class StepRunner(ABC):
         self._program, self._clock = native, clock
         self._rope = native.rope
         self._rope_angles = torch.empty((0, self._rope.width))
+        self._angled, self._angles_stride = 0, self._rope.width  # positions in the table, and a position's floats
         self._draw = kernels().sample
         self._pages = 0
         self._layers = layers_of_page(spec.layout) if spec.layout.windows else native.program.layers
         self._selection = selection_of(spec.layout)
+        size = spec.layout.page_bytes
+        self._page_form = size, size // self._layers, structs.KV_TYPES[spec.layout.dtype]
 
     @abstractmethod
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -65,6 +68,10 @@ class StepRunner(ABC):
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
         """Returns a copy of some rows of a register of the last step."""
 
+    def _needs_torch(self, batch: NativeBatch) -> bool:
+        """Returns whether torch may compute something in the step; ``observed`` is empty else."""
+        return True
+
     def _head(self) -> LmHead:
         """The op that ends the model's program."""
         return head_of(self._program.program)
@@ -76,8 +83,11 @@ class StepRunner(ABC):
         began = self._clock()
         if not plan.items or not self._pages:
             return StepResult((), self._clock() - began)
+        batch = NativeBatch(plan, self.spec.vocab_size, self._pages, self._selection)
+        if not self._needs_torch(batch):  # whose mode alone takes a tenth of what Python does in a step
+            self._compute(plan, batch)
+            return StepResult(tuple(self._chosen(batch)), self._clock() - began)
         with torch.inference_mode():
-            batch = NativeBatch(plan, self.spec.vocab_size, self._pages, self._selection)
             self._compute(plan, batch)
             sampled = tuple(self._chosen(batch))
             scored = dict(self._scores(batch)) if batch.scored else {}
@@ -86,35 +96,36 @@ class StepRunner(ABC):
 
     def _step(self, batch: NativeBatch) -> structs.Step:
         """Returns the step's struct with the host's addresses, without rotary angles, pages and arena."""
-        layout = self.spec.layout
         tokens, items, sampled, choices = batch.addresses
+        page_bytes, layer_bytes, kv_type = self._page_form
         return structs.Step(
             tokens=tokens,
             items=items,
             sampled=sampled,
             choices=choices,
             rows=batch.rows,
-            page_bytes=layout.page_bytes,
-            layer_bytes=layout.page_bytes // self._layers,
-            angles_stride=self._rope_angles.shape[1],
-            item_count=len(batch.items),
-            sampled_count=len(batch.wanted),
-            kv_type=structs.KV_TYPES[layout.dtype],
+            page_bytes=page_bytes,
+            layer_bytes=layer_bytes,
+            angles_stride=self._angles_stride,
+            item_count=batch.item_count,
+            sampled_count=batch.wanted_count,
+            kv_type=kv_type,
         )
 
     def _reach(self, positions: int) -> bool:
         """Extends the table of rotary angles, cos then sin of each position, to ``positions``; returns whether it
         is a new one.
         """
-        have = len(self._rope_angles)
+        have = self._angled
         if positions <= have:
             return False
         end = max(positions, 2 * have, FIRST_ANGLES)
         self._rope_angles = self._rope.by_position(end)
+        self._angled = len(self._rope_angles)
         return True
 
     def _chosen(self, batch: NativeBatch) -> Iterator[SampledToken]:
-        tokens = batch.choices["token"].tolist()
+        tokens = batch.chosen()
         if not batch.loud and (not tokens or min(tokens) >= 0):
             yield from [SampledToken(seq, token) for (seq, _), token in zip(batch.sampled, tokens, strict=True)]
             return
