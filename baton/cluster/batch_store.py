@@ -12,6 +12,7 @@ later claim was given (one script checks and writes), so a holder that paused ca
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from baton.cluster.store.room import ANSWERS, COPIES, UPLOADS, RedisMemory
 from baton.protos.errors import InvalidRequest, StorageFull, Unavailable
 
 KEPT_S = 7 * 86_400  # seconds that files and jobs are kept by default: a week
+READ_AT_ONCE = 256  # answers that are read of a job in one call, which takes some milliseconds to parse
 JOB_BYTES = 4096  # of a job's state, about
 
 
@@ -281,11 +283,19 @@ class BatchStore:
         return f"{self._jobs}{job_id}:output", f"{self._jobs}{job_id}:errors"
 
     async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:
-        """Returns the answers so far, by line number; ``good`` tells output from errors."""
+        """Returns the answers so far, by line number; ``good`` tells output from errors.
+
+        They are read some at a time, because a whole job's would hold up everybody while they are parsed.
+        """
+        found, at = dict[int, bytes](), 0
         async with _reached():
-            rows = self._redis.hgetall(self._answers(job_id)[not good])
-            found = await cast(Awaitable[dict[bytes, bytes]], rows)
-        return {int(line): answer for line, answer in sorted(found.items(), key=lambda pair: int(pair[0]))}
+            while True:
+                reading = self._redis.hscan(self._answers(job_id)[not good], at, count=READ_AT_ONCE)
+                at, some = await cast(Awaitable[tuple[int, dict[bytes, bytes]]], reading)
+                found.update((int(line), answer) for line, answer in some.items())
+                if not at:
+                    return dict(sorted(found.items()))
+                await asyncio.sleep(0)
 
     # ---- lists -------------------------------------------------------------------------------------
 

@@ -143,6 +143,12 @@ def _hgetall(store: KeySpace, args: list[bytes]) -> Answer:
     return [part for pair in _hash(store, args[0]).items() for part in pair]
 
 
+@command("HSCAN")
+def _hscan(store: KeySpace, args: list[bytes]) -> Answer:
+    """All in one step: the cursor that a step gives back says that there is no further one."""
+    return [b"0", _hgetall(store, args)]
+
+
 @command("HVALS")
 def _hvals(store: KeySpace, args: list[bytes]) -> Answer:
     return list(_hash(store, args[0]).values())

@@ -19,7 +19,7 @@ import orjson
 
 from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, StoredFile
 from baton.cluster.batch_store import BatchStore
-from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
+from baton.protos.errors import BatonError, Overloaded, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
 from baton.protos.json import Json
 from baton.protos.outlasting import outlasted
 from baton.protos.rpc import heed_cancel, settled
@@ -233,7 +233,7 @@ class BatchLane:
                 if held.refused or cancelled:
                     place.free()
                     break
-                asked = scope.create_task(self._line(job, held, key, number, line, place))
+                asked = scope.create_task(self._line(job, held, key, number, line, place, model_id))
                 for under_way in (begun, held.lines):
                     under_way.add(asked)
                     asked.add_done_callback(under_way.discard)
@@ -304,19 +304,20 @@ class BatchLane:
         number: int,
         line: BatchLine,
         place: LinePlace,
+        model_id: str,
     ) -> None:
         request_id = self._service.environment.new_id()
         CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
         urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
-        told, good = await self._answered(job, held, urgent, request_id, place)
+        told, good = await self._answered(job, urgent, request_id, partial(self._pause, held, place, model_id))
         await self._patiently(lambda: self._store.answer(held.claim, number, told, good))
         held.stored += len(told)
 
     async def _answered(
-        self, job: BatchJob, held: HeldJob, line: BatchLine, request_id: str, place: LinePlace
+        self, job: BatchJob, line: BatchLine, request_id: str, pause: Callable[[float], Awaitable[bool]]
     ) -> tuple[bytes, bool]:
-        """Returns the answer to a line, as JSON. A rate that is used up is waited for; what else may pass is tried
-        some times. Neither goes on once the job is to be cancelled.
+        """Returns the answer to a line, as JSON. A rate that is used up is waited for, and so is room; what else
+        may pass is tried some times. Neither goes on once the job is to be cancelled, which ``pause`` tells.
         """
         failed: BatonError = BatonError("it was not tried")
         attempt = 0
@@ -325,20 +326,31 @@ class BatchLane:
                 answer, good = await answer_line(self._service, line, request_id)
                 return orjson.dumps(answer), good
             except QuotaExceeded as error:
-                failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, ROOM_EVERY_S))
+                failed, seconds = error, max(error.retry_after_s, ROOM_EVERY_S)
             except BatonError as error:
-                failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, FIRST_PAUSE_S * 2.0**attempt))
-                attempt += 1
+                failed, seconds = error, max(error.retry_after_s, FIRST_PAUSE_S * 2.0**attempt)
+                attempt += type(error) is not Overloaded  # the queue's: nobody computed anything for the line
             except Exception as error:  # a line that we stumble over fails alone
                 log.exception("a line of %s failed in the router", job.id)
                 failed = BatonError(f"the router failed on this line: {error}")
                 break
-            if attempt == TRIES or await held.cancel.now():
-                break
-            await place.pause(held.cancel.within(pause))
-            if held.cancel.is_asked:
+            if attempt == TRIES or await pause(min(MOST_PAUSE_S, seconds)):
                 break
         return orjson.dumps(_gave_up(line, request_id, failed)), False
+
+    async def _pause(self, held: HeldJob, place: LinePlace, model_id: str, seconds: float) -> bool:
+        """Waits ``seconds`` before a line is tried again, and then until its model has a worker and nobody waits
+        for one; returns whether the job is to be cancelled instead. Meanwhile other jobs have its place.
+        """
+        if await held.cancel.now():
+            return True
+        await place.pause(self._spare_after(held, model_id, seconds))
+        return held.cancel.is_asked
+
+    async def _spare_after(self, held: HeldJob, model_id: str, seconds: float) -> None:
+        await held.cancel.within(seconds)
+        while not held.cancel.is_asked and not self._spare(model_id):
+            await held.cancel.within(ROOM_EVERY_S)
 
     async def _close(self, job: BatchJob, held: HeldJob, error: Json | None = None) -> bool:
         """Makes files of the answers and ends the job, as failed if there is an ``error``. Its counts are those of

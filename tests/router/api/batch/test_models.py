@@ -10,13 +10,15 @@ import msgspec
 import pytest
 
 from baton.cluster.batch_nouns import BatchJob, StoredFile
-from baton.cluster.batch_store import BatchStore
+from baton.cluster.batch_store import READ_AT_ONCE, BatchStore
 from baton.cluster.config import RouterConfig
-from baton.router.api.batch.lane import AT_ONCE, BatchLane
+from baton.protos.errors import Overloaded
+from baton.router.api.batch import lane as batch_lane
+from baton.router.api.batch.lane import AT_ONCE, TRIES, BatchLane
 from baton.router.api.batch.side_by_side import JobAsk
 from baton.router.text.catalog import ModelCatalog
 from tests.router.fake_services import FakeDecode
-from tests.router.fake_workers import Cluster, cluster, collect, until
+from tests.router.fake_workers import IMPATIENT, Cluster, cluster, collect, until
 from tests.router.parts import generation_of
 
 COMPLETIONS = "/v1/completions"
@@ -123,6 +125,65 @@ async def test_a_model_that_this_router_has_not_seen_yet_is_waited_for(redis) ->
             await jobs.c.d[-1].start()
             jobs.c.roster.join(jobs.c.d[-1])
             await jobs.completed("batch_1", 1)
+
+
+async def test_a_line_under_way_waits_for_its_model_to_come_back(redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", 0.01)
+    async with two_models(redis, settings=IMPATIENT) as jobs:
+        jobs.c.d[0].hold_tokens.clear()
+        await jobs.put("batch_1", "m", "m")
+        async with jobs.lane.running():
+            await until(lambda: jobs.c.d[0].leases)
+            await jobs.c.d[0].die()
+            jobs.c.roster.leave("d0")
+            await asyncio.sleep(3.0)  # longer than its tries would last
+            assert (await jobs.store.job("batch_1")).failed == 0
+            jobs.c.d.append(FakeDecode("d1", model_id="m"))
+            await jobs.c.d[-1].start()
+            jobs.c.roster.join(jobs.c.d[-1])
+            await jobs.completed("batch_1", 2)
+
+
+async def test_a_line_that_the_queue_refuses_is_asked_again_until_there_is_room(
+    redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(batch_lane, "MOST_PAUSE_S", 0.01)
+    async with two_models(redis) as jobs:
+        refusals, opened = (
+            [Overloaded("the queue is full", retry_after_s=1.0)] * (3 * TRIES),
+            jobs.service.serving.open,
+        )
+
+        def full(request):
+            if refusals:
+                raise refusals.pop()
+            return opened(request)
+
+        monkeypatch.setattr(jobs.service.serving, "open", full)
+        await jobs.put("batch_1", "m")
+        await jobs.lane.work("batch_1")
+        job = await jobs.store.job("batch_1")
+        assert (job.status, job.completed, job.failed) == ("completed", 1, 0)
+
+
+async def test_many_answers_are_read_some_at_a_time(redis) -> None:
+    store, lines = BatchStore(redis, "t"), 4 * READ_AT_ONCE
+    job = BatchJob("batch_1", "acme", COMPLETIONS, "file-1", "24h", lines, 1)
+    await store.put(job, is_open=True)
+    claim = await store.claim("batch_1", "one", 60.0)
+    for line in range(lines):
+        await store.answer(claim, line, b"x" * 200, True)
+    asked, execute = list[str](), store._redis.execute_command
+
+    async def noted(*words, **options):
+        asked.append(words[0])
+        return await execute(*words, **options)
+
+    store._redis.execute_command = noted
+    assert await store.answers("batch_1", True) == dict.fromkeys(range(lines), b"x" * 200)
+    assert len(asked) >= 3
+    assert {*asked} == {"HSCAN"}
 
 
 async def test_a_jobs_cancel_is_looked_for_once_by_all_that_work_on_it(redis) -> None:
