@@ -13,6 +13,7 @@ from typing import Protocol
 REPLACEMENT = "�"
 WINDOW_TOKENS = 6  # tokens decoded again with each new one, because decoders look at neighbours
 MAX_HELD_TOKENS = 16  # tokens held for an unfinished character, because none is longer
+MOST_BYTES = 4  # tokens that a character takes where each is a byte
 
 
 class Detokenizer(Protocol):
@@ -59,8 +60,8 @@ class WindowDetokenizer:
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._settled = list(context[-WINDOW_TOKENS:])
         self._held: list[int] = []
+        self._keep(list(context[-WINDOW_TOKENS - MOST_BYTES + 1 :]))
 
     def push(self, token_id: int) -> str:
         """Returns the text since the last push that returned any; "" while it ends within a character."""
@@ -79,12 +80,33 @@ class WindowDetokenizer:
         return self._settle(self._fresh()) if self._held else ""
 
     def _fresh(self) -> str:
-        return self._decode(self._settled + self._held)[len(self._decode(self._settled)) :]
+        return self._decode(self._settled + self._held)[len(self._text) :]
 
     def _settle(self, text: str) -> str:
-        self._settled = (self._settled + self._held)[-WINDOW_TOKENS:]
+        if REPLACEMENT in text:  # bytes that are no character spoil those before them, which are out already
+            text = min(text, self._decode(self._held), key=_spoiled)
+        self._keep(self._settled + self._held)
         self._held = []
         return text
+
+    def _keep(self, ids: list[int]) -> None:
+        """Keeps the end of ``ids`` as the window.
+
+        Where bytes are tokens, decoders read neighbouring ones as one string, of which nothing is left if it begins
+        within a character. So the window begins up to ``MOST_BYTES`` - 1 tokens earlier.
+        """
+        self._settled = ids[-WINDOW_TOKENS:]
+        self._text = self._decode(self._settled)
+        for count in range(WINDOW_TOKENS + 1, min(WINDOW_TOKENS + MOST_BYTES, len(ids) + 1)):
+            if REPLACEMENT not in self._text:
+                return
+            longer = ids[-count:]
+            if _spoiled(text := self._decode(longer)) < _spoiled(self._text):
+                self._settled, self._text = longer, text
+
+
+def _spoiled(text: str) -> int:
+    return text.count(REPLACEMENT)
 
 
 class StopStrings:

@@ -90,6 +90,39 @@ def test_byte_fallback_characters_come_out_whole(sentencepiece: HfTokenizer) -> 
     assert sentencepiece.token_bytes(1) == b" Hello"
 
 
+@pytest.mark.parametrize("text", ["😂" * 7, "👩‍❤️‍👨👩‍❤️‍👨!", "é€😂é€ world", "日本語のテキスト", "Hello😂 world"])
+def test_characters_of_bytes_in_a_row_come_out_whole_wherever_a_text_goes_on(
+    sentencepiece: HfTokenizer, text: str
+) -> None:
+    """A decoder reads bytes that follow each other as one string, and gives up all of it for a wrong one."""
+    parts = parts_of(text)
+    for at in range(len(parts)):
+        before, rest = joined(parts_of("😂") + parts[:at]), joined(parts[at:])
+        whole = sentencepiece.decode(before + rest)
+        assert sentencepiece.decode(before) + streamed(sentencepiece, rest, context=before) == whole
+    assert streamed(sentencepiece, joined(parts)) == sentencepiece.decode(joined(parts))
+
+
+def test_an_unfinished_character_spoils_none_before_it(sentencepiece: HfTokenizer) -> None:
+    two = joined(parts_of("😂😂"))
+    assert streamed(sentencepiece, [1, *two[:-2]]) == "Hello😂��"
+    assert streamed(sentencepiece, [*two[:-2], 2]) == "😂�� world"
+
+
+def joined(parts: list[list[int]]) -> list[int]:
+    return [token for part in parts for token in part]
+
+
+def parts_of(text: str) -> list[list[int]]:
+    """Returns the ids of each word and character of a text by ``sentencepiece``: bytes, but for its few words."""
+    words, parts = {"Hello": 1, " world": 2, "!": 3}, list[list[int]]()
+    while text:
+        word = next((word for word in words if text.startswith(word)), "")
+        parts.append([words[word]] if word else [4 + byte for byte in text[0].encode()])
+        text = text[len(word) or 1 :]
+    return parts
+
+
 def test_endless_garbage_is_not_held_for_ever() -> None:
     detokenizer = WindowDetokenizer(lambda ids: "�" * len(ids))
     assert any(detokenizer.push(0) for _ in range(40))
