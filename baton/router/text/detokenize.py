@@ -85,7 +85,8 @@ class WindowDetokenizer:
     def _settle(self, text: str) -> str:
         if REPLACEMENT in text:  # bytes that are no character spoil those before them, which are out already
             text = min(text, self._decode(self._held), key=_spoiled)
-        self._keep(self._settled + self._held)
+        if text or not self._text:  # else they were skipped, and the window needs tokens that are text
+            self._keep(self._settled + self._held)
         self._held = []
         return text
 

@@ -82,6 +82,14 @@ def test_a_stripping_decoder_keeps_the_space_of_a_continuation(sentencepiece: Hf
     assert streamed(sentencepiece, [2, 3], context=[1]) == " world!"
 
 
+def test_tokens_that_are_skipped_take_no_space_from_the_next_word(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE({"▁a": 0, "<s>": 1}, [], unk_token="<s>"))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert streamed(HfTokenizer(tmp_path / "tokenizer.json"), [1, 0, *[1] * 20, 0, 1, 0]) == "a a a"
+
+
 def test_byte_fallback_characters_come_out_whole(sentencepiece: HfTokenizer) -> None:
     detokenizer = sentencepiece.detokenizer()
     pieces = [detokenizer.push(4 + byte) for byte in "é日".encode()]
