@@ -2,7 +2,8 @@
 
 Knows nothing of requests. A hold belongs to a slot, so it outlives the worker's restart. Routers see a held worker
 in another state than it reports: "standby" (drained: it gets no new requests and finishes its own) or "draining"
-(ejected: its requests move elsewhere at once). While Redis is away the last known holds count.
+(ejected: its requests move elsewhere at once). While Redis is away the last known holds count; a Redis that lost
+them is told again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ from baton.protos.rpc import heed_cancel
 log = logging.getLogger("baton.cluster")
 How = Literal["drain", "eject"]
 STATES: dict[str, str] = {"drain": "standby", "eject": "draining"}
+KEPT = ""  # a field that stays in the hash from the first hold on: a hash without it was lost
+# KEYS: the holds; ARGV: slots and holds in turn. Written only where there are none, not even KEPT.
+_RESTORE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+for at = 1, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[at], ARGV[at + 1]) end
+return 1
+"""
 
 
 class SlotHold(msgspec.Struct, frozen=True):
@@ -39,14 +47,19 @@ class HoldStore:
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis, self._key = redis, f"{{{namespace}}}:holds"
+        self._restore = redis.register_script(_RESTORE)
+        self._had_kept = False  # when it was last read: earlier versions leave an empty hash
 
     async def put(self, slot: str, hold: SlotHold | None) -> None:
         """Stores the hold of a slot; None removes it. Raises Unavailable."""
         try:
-            if hold is None:
-                await cast(Awaitable[int], self._redis.hdel(self._key, slot))
-            else:
-                await cast(Awaitable[int], self._redis.hset(self._key, slot, msgspec.json.encode(hold).decode()))
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(self._key, KEPT, "1")
+                if hold is None:
+                    pipe.hdel(self._key, slot)
+                else:
+                    pipe.hset(self._key, slot, msgspec.json.encode(hold).decode())
+                await pipe.execute()
         except (RedisError, OSError) as error:
             raise Unavailable(
                 "Redis is away: routers would not hear of it; try again", retry_after_s=1.0
@@ -54,8 +67,25 @@ class HoldStore:
 
     async def all(self) -> dict[str, SlotHold]:
         """Returns all holds by slot. Raises RedisError and OSError."""
-        rows = await cast(Awaitable[dict[bytes, bytes]], self._redis.hgetall(self._key))
-        return {slot.decode(): hold for slot, row in rows.items() if (hold := _decoded(row)) is not None}
+        return await self.kept({})
+
+    async def kept(self, known: Mapping[str, SlotHold]) -> dict[str, SlotHold]:
+        """Returns all holds by slot; where Redis has lost them all, writes those ``known`` and returns what counts
+        then. Raises RedisError and OSError.
+        """
+        rows = await self._rows()
+        if not rows and known and self._had_kept:
+            written = {slot: msgspec.json.encode(hold).decode() for slot, hold in known.items()}
+            args = [part for row in ({KEPT: "1"} | written).items() for part in row]
+            if await self._restore(keys=[self._key], args=args):
+                log.warning("Redis lost the holds: %s stay as they were", ", ".join(sorted(known)))
+            rows = await self._rows()
+        self._had_kept = KEPT.encode() in rows
+        found = ((slot.decode(), _decoded(row)) for slot, row in rows.items() if slot != KEPT.encode())
+        return {slot: hold for slot, hold in found if hold is not None}
+
+    async def _rows(self) -> dict[bytes, bytes]:
+        return await cast(Awaitable[dict[bytes, bytes]], self._redis.hgetall(self._key))
 
 
 class RosterWithHolds:
@@ -131,7 +161,7 @@ class RosterWithHolds:
             if self.departures is not None:
                 await self.departures.note(gone)
         try:
-            self.holds = await self.store.all()
+            self.holds = await self.store.kept(self.holds)
         except (RedisError, OSError):
             return
         if self.departures is not None:
