@@ -38,7 +38,8 @@ class Budget(msgspec.Struct, frozen=True):
         given = [name for name in ("workers", "accelerators", "dollars", "watts") if getattr(self, name)]
         if len(given) != 1:
             said = " and ".join(given) or "none"
-            raise ConfigError(f"a budget is one of workers, accelerators, dollars and watts, not {said}", "workers")
+            text = f"the budget is one of --workers, --accelerators, --dollars and --watts, not {said}"
+            raise ConfigError(text, "workers")
         for name in (*given, "price"):
             value = getattr(self, name) or 0.0
             if not math.isfinite(value) or value < 0:

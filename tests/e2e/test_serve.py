@@ -142,6 +142,8 @@ def test_it_scales_and_outlives_a_killed_worker_and_a_killed_raylet_and_ctrl_c_l
     answer = complete(serving.url, list(range(1, 200)))
     assert answer["usage"]["completion_tokens"] == 8
     pid = int(re.findall(r"decode-0.*pid (\d+)", "".join(serving.lines))[0])
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == own, "Ray would have it behind every other process"
     os.kill(pid, signal.SIGKILL)
     serving.until(r"decode-0\s+ready")
     again = complete(serving.url, list(range(1, 200)))

@@ -103,6 +103,7 @@ def test_ray_listens_on_loopback_with_a_token_of_its_own(plan: Callable[..., Hos
     private = quiet_environment(PlacementSpec((plan(),), "/x"))
     assert private["RAY_AUTH_MODE"] == "token"
     assert private["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    assert private["RAY_worker_niceness"] == "0", "workers have the priority of any other process"
     joined = quiet_environment(PlacementSpec((plan(),), "/x", address="10.0.0.1:6379"))
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in joined
 
