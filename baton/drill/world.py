@@ -54,7 +54,7 @@ FAR_S = 0.03  # seconds to Redis from which on a router's first question is late
 SWEEPING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow", "cancel_again")
 # Faults beside which a worker hears that it is to let a prefix go.
 REACHED = (*ENDING, "weights", "index_lies", "tier_fails", "cancel_again", "hold", "role", "ratio")
-PATIENT = 0.25  # share of runs that wait for the last lease's time, though nothing seems to be left
+PATIENT = 0.1  # share of runs that wait for the last lease's time, though nothing seems to be left
 LOOK_S, QUIET_S = 0.5, 3.0  # seconds between two looks at what is left, and after the last one
 LATEST = 1.2  # times its time that a pin lasts at most, by a clock that drifts
 # What a request that finds room needs until an engine has it, beside WAIT_S for a store that is late: delays,

@@ -5,6 +5,7 @@ Knows nothing of pools or of how an engine works.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -68,6 +69,7 @@ class EngineWitness:
         self._leaving: set[int] = set()  # those whose cancel the next turn takes, with what came before it
         self.weights, self._patience_s = "", patience_s
         self._asked: dict[int, tuple[int, int]] = {}  # request and choice by the engine's key
+        self._lengths: dict[int, float] = {}  # tokens of whole answers by the same
 
     def told(self, message: ch.ToEngine, now: float, true: float) -> None:
         """Checks and stores a message that the engine receives as its clock shows ``now``, at the time ``true``."""
@@ -131,12 +133,16 @@ class EngineWitness:
     def _nearly_ended(self, outputs: Sequence[ch.Output]) -> None:
         """Tells of answers whose last token a step has written."""
         for one in outputs:
-            number, choice = self._asked[one.key]
+            if one.run.output_index + len(one.run.token_ids) >= self._length(one.key):
+                self._reached(self._asked[one.key][0], "ending")
+
+    def _length(self, key: int) -> float:
+        """Returns the number of tokens of the whole answer under the engine's ``key``; infinity if unknown."""
+        if key not in self._lengths:
+            number, choice = self._asked[key]
             request = self._requests.get(number)
-            if request is not None and one.run.output_index + len(one.run.token_ids) >= self._whole(
-                request, choice
-            ):
-                self._reached(number, "ending")
+            self._lengths[key] = math.inf if request is None else self._whole(request, choice)
+        return self._lengths[key]
 
     def _bounded(self, outputs: Sequence[ch.Output]) -> None:
         """Reports steps that wrote more tokens of a sequence than its client's bound on drafts allows."""
