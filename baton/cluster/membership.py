@@ -179,6 +179,9 @@ class Membership:
             await asyncio.sleep(self._beat_s)
             try:
                 self.look()
+            except Exception:  # the heartbeat says what the one before it said
+                log.exception("the load could not be looked at")
+            try:
                 await self.beat()
             except Exception:  # one that stops beating is gone for every router that starts later
                 log.exception("a heartbeat failed")

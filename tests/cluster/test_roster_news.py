@@ -117,3 +117,20 @@ async def test_a_description_that_is_the_same_stays_the_same_object(redis: Redis
     second = (await roster.refresh())["decode-0"]
     assert first.info is second.info
     assert second.load.running == 1
+
+
+async def test_a_heartbeat_goes_out_although_its_news_cannot_be_looked_at(redis: Redis) -> None:
+    looked: list[str] = []
+
+    def stumble() -> None:
+        looked.append("once more")
+        raise ValueError("a mistake of ours")
+
+    member = Membership(redis, "ns", worker(), beat_s=0.02)
+    member.look = stumble
+    async with member, asyncio.timeout(30):
+        while len(looked) < 2:
+            await asyncio.sleep(0.005)
+        await redis.flushall()
+        while "decode-0" not in await PolledRoster(redis, "ns").refresh():
+            await asyncio.sleep(0.005)
