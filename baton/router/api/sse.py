@@ -17,19 +17,44 @@ from baton.protos.errors import BatonError, Cancelled
 from baton.protos.json import Json
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import error_json
+from baton.router.api.large import offload_if, sliced_json
 
 DONE = b"data: [DONE]\n\n"
 log = logging.getLogger(__name__)
 
 
+def event_bytes(event: Json) -> bytes:
+    """Returns one server-sent event of a ``data:`` line with ``event`` as JSON."""
+    return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def named_event_bytes(event: Json) -> bytes:
+    """Returns one server-sent event named by ``event["type"]``, as the Responses API writes them."""
+    return b"event: " + event["type"].encode() + b"\n" + event_bytes(event)
+
+
+def large_event_bytes(event: Json) -> bytes:
+    """Returns what ``event_bytes`` does, made slice by slice, so that other threads get on."""
+    return b"".join((b"data: ", *sliced_json(event), b"\n\n"))
+
+
+def large_named_event_bytes(event: Json) -> bytes:
+    """Returns what ``named_event_bytes`` does, made slice by slice."""
+    return b"event: " + event["type"].encode() + b"\n" + large_event_bytes(event)
+
+
 class EventStyle(msgspec.Struct, frozen=True):
     """Says how one API writes events: an event as bytes, an error as an event, and the bytes after the last
     event.
+
+    An event that ``is_large`` is encoded by ``encode_large`` in a thread, slice by slice.
     """
 
     encode: Callable[[Json], bytes]
     error: Callable[[BaseException], Json]
     done: bytes
+    is_large: Callable[[Json], bool] = lambda event: False
+    encode_large: Callable[[Json], bytes] = large_event_bytes
 
 
 class EventStream(Response):
@@ -64,26 +89,18 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        encode = self._style.encode
+        style = self._style
         try:
             async for event in self._events:
-                await send({"type": "http.response.body", "body": encode(event), "more_body": True})
+                is_large = style.is_large(event)
+                body = await offload_if(is_large, style.encode_large if is_large else style.encode, event)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             await _send(send, self._style.done)
         except Exception as error:
             if not isinstance(error, BatonError):
                 log.exception("a stream failed")
             await _send(send, self._style.encode(self._style.error(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def event_bytes(event: Json) -> bytes:
-    """Returns one server-sent event of a ``data:`` line with ``event`` as JSON."""
-    return b"data: " + orjson.dumps(event) + b"\n\n"
-
-
-def named_event_bytes(event: Json) -> bytes:
-    """Returns one server-sent event named by ``event["type"]``, as the Responses API writes them."""
-    return b"event: " + event["type"].encode() + b"\n" + event_bytes(event)
 
 
 OPENAI_EVENTS = EventStyle(event_bytes, error_json, DONE)

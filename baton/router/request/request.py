@@ -22,6 +22,7 @@ from baton.router.request.weights import WeightsPin
 
 QUICK_S = 0.0025  # runs that follow one another sooner share a write; workers space their frames by twice as much
 LATE_S = 0.003  # a reader that wakes this long after its run came: the event loop is behind
+MOST_JOINED = 256  # tokens of a run for a reader that is behind, about: with 20 logprobs each, 8 ms to word
 HOLD_TIMES, HOLD_MOST_S = 4, 0.025  # behind, a run is held that often the delay, so that others join it
 
 
@@ -153,8 +154,21 @@ class ChoiceStream:
         if self._given_at is not None and not self._ended:
             await self._hold(self._given_at)
         self._given_at = self._clock()
-        waiting, self._waiting = self._waiting, []
-        return waiting[0] if len(waiting) == 1 else joined(waiting)
+        runs = self._some()
+        return runs[0] if len(runs) == 1 else joined(runs)
+
+    def _some(self) -> list[TokenRun]:
+        """Takes runs that wait, of about MOST_JOINED tokens: all that wait for a slow client may be many thousands,
+        whose words hold up everybody.
+        """
+        tokens, count = 0, 0
+        for run in self._waiting:
+            count += 1
+            tokens += len(run.token_ids)
+            if tokens >= MOST_JOINED:
+                break
+        runs, self._waiting = self._waiting[:count], self._waiting[count:]
+        return runs
 
     async def _hold(self, given_at: float) -> None:
         """Let more join what waits, where each run is a write too many: they come quick, or the loop is behind."""

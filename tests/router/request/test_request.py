@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.protos.errors import BatonError, Cancelled, WorkerLost
 from baton.protos.nouns import TokenLogprob, TokenLogprobs, TokenRun
-from baton.router.request.request import ChoiceStream, ChoiceSummary
+from baton.router.request.request import MOST_JOINED, ChoiceStream, ChoiceSummary
 
 ANSWER = tuple(range(100, 130))
 
@@ -208,3 +208,14 @@ async def test_a_reader_that_is_cancelled_while_it_waits_or_holds_leaves_a_strea
     behind.stream.push(run(3, 4, "length"))
     await read_runs(behind.stream, found)
     assert sum(found) == 4
+
+
+async def test_a_reader_that_is_far_behind_gets_what_waits_some_at_a_time() -> None:
+    stream, tokens = ChoiceStream(0, ChoiceSummary(1, stations={})), 5 * MOST_JOINED + 3
+    for index in range(tokens):
+        stream.push(TokenRun(index, (index,), finish_reason="stop" if index + 1 == tokens else ""))
+    runs = [run async for run in stream]
+    assert max(len(run.token_ids) for run in runs) == MOST_JOINED
+    assert [i for run in runs for i in run.token_ids] == list(range(tokens))
+    assert [run.output_index for run in runs] == list(range(0, tokens, MOST_JOINED))
+    assert [run.finish_reason for run in runs] == [""] * 5 + ["stop"]

@@ -19,7 +19,7 @@ from baton.router.api.openai.schemas import body_docs
 from baton.router.api.request_body import ignored_header
 from baton.router.api.responses.schemas import ResponsesBody
 from baton.router.api.responses.shape import ResponsesShape
-from baton.router.api.sse import EventStyle, named_event_bytes
+from baton.router.api.sse import EventStyle, large_named_event_bytes, named_event_bytes
 
 NAMES = CHAT_NAMES | {
     "prompt": "input",
@@ -56,7 +56,14 @@ async def responses_call(service: GenerationService, headers: Headers, body: Res
     chat = await offload_if(items > INLINE_ITEMS, body.chat)
     generation, text, form = await chat_generation(service, headers, chat, NAMES)
     shape = ResponsesShape(generation, text.tokenizer, int(service.environment.wall_clock()), body, form)
-    style = EventStyle(named_event_bytes, lambda error: _error(error, shape), b"")
+    is_scored = generation.samplings[0].logprobs is not None  # then all but deltas list all tokens so far
+    style = EventStyle(
+        named_event_bytes,
+        lambda error: _error(error, shape),
+        b"",
+        lambda event: is_scored and not event["type"].endswith(".delta"),
+        large_named_event_bytes,
+    )
     return PreparedCall(generation, text, shape, chat, style, ignored_header(body, form.binds_calls))
 
 

@@ -88,7 +88,7 @@ class ResponsesShape:
         told: Json = {}
         if kind == "message":
             told = {"logprobs": [logprob_json(one, self._tokenizer, self._skip_special) for one in scores]}
-            part["logprobs"] = part["logprobs"] + told["logprobs"]
+            part["logprobs"] += told["logprobs"]  # in place: a copy for each token would be quadratic
         yield self._of_item(f"{DONE[kind]}.delta", content_index=0, delta=text, **told)
 
     def _begin_text(self, kind: str) -> Iterator[Json]:
@@ -97,7 +97,8 @@ class ResponsesShape:
         assert self._open is not None
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._open["content"].append(part if kind == "message" else {"type": "reasoning_text", "text": ""})
-        yield self._of_item("response.content_part.added", content_index=0, part=dict(self._open["content"][0]))
+        added = {name: [] if name == "logprobs" else value for name, value in self._open["content"][0].items()}
+        yield self._of_item("response.content_part.added", content_index=0, part=added)
 
     def _call(self, call: Json) -> Iterator[Json]:
         if "id" in call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 
 import msgspec
 import openai
@@ -11,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from baton.protos.errors import WorkerLost
+from baton.router.api import sse
 from baton.router.api.openai.prepared_call import INLINE_CHARS
 from baton.router.api.responses.schemas import ResponsesBody
 from baton.router.text.tokenizer import HfTokenizer
@@ -199,6 +201,28 @@ async def test_logprobs_are_those_of_the_messages_own_tokens(start_router, fake,
     done = next(event for event in events if event.type == "response.output_text.done")
     assert [one.token for one in deltas] == [one.token for one in part.logprobs]
     assert [one.token for one in done.logprobs] == [one.token for one in part.logprobs]
+
+
+async def test_events_that_list_every_token_are_written_in_a_thread_and_each_once(
+    router, fake, says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(SAID)
+    threads, sliced_json = list[threading.Thread](), sse.sliced_json
+
+    def noted(content: object) -> Iterator[bytes]:
+        threads.append(threading.current_thread())
+        return sliced_json(content)
+
+    monkeypatch.setattr(sse, "sliced_json", noted)
+    ask = ASK | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    events = [event async for event in await router.openai.responses.create(**ask, stream=True)]
+    assert len(threads) == len([event for event in events if not event.type.endswith(".delta")])
+    assert threading.main_thread() not in threads
+    added = next(event for event in events if event.type == "response.content_part.added")
+    assert added.part.logprobs == []
+    threads.clear()
+    assert [event async for event in await router.openai.responses.create(**ASK, stream=True)]
+    assert threads == [], "without them all are short"
 
 
 async def test_without_include_there_are_no_logprobs_and_their_number_is_refused(router) -> None:
