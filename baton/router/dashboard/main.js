@@ -70,18 +70,23 @@ const followSeen = async () => {
 
 const askForKey = (why) =>
   new Promise((go) => {
+    let given = false;
+    const ask = () => {
+      $("login").showModal();
+      $("key").focus();
+    };
     say($("login-error"), why);
-    $("login").showModal();
-    $("key").focus();
+    ask();
     $("login-form").onsubmit = (event) => {
       event.preventDefault();
       if (!$("key").value.trim()) return;
       setKey($("key").value);
       $("key").value = "";
+      given = true;
       $("login").close();
       go();
     };
-    $("login").oncancel = (event) => event.preventDefault();
+    $("login").onclose = () => given || ask(); // nothing is shown without a key, and a second Escape always closes it
   });
 
 for (;;) {

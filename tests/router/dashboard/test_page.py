@@ -182,6 +182,8 @@ def test_a_change_of_role_is_offered_and_done(watched, opened):
 def test_a_key_is_asked_for_and_a_wrong_one_refused(watched, opened):
     page = opened(key=None, viewport={"width": 1300, "height": 900})
     page.wait_for_selector("#login[open]")
+    for _ in range(3):
+        page.keyboard.press("Escape")
     page.fill("#key", "bt-wrong")
     page.click("#login .primary")
     until(lambda: page.evaluate("document.querySelector('#login-error').textContent.includes('not valid')"))
