@@ -6,6 +6,7 @@ Knows nothing of machines (``baton doctor`` does). Values are rendered by the re
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -153,7 +154,7 @@ def check_values(layers: Sequence[Values], chart: Path) -> list[Finding]:
         loaded = helm_python.Chart.load(chart)
         rendered = loaded.render(values, name="check", namespace="check")
     except helm_python.errors.HelmError as error:
-        return [Finding(key, "fail", text) for key, text in refusals(str(error))]
+        return [Finding(key, "fail", text, _known_keys(chart, key, text)) for key, text in refusals(str(error))]
     objects = [m for n, t in rendered.items() if not n.endswith(".txt") for m in yaml.safe_load_all(t) if m]
     kinds = sorted({m["kind"] for m in objects})
     said = Finding("chart", "ok", f"renders {len(objects)} objects: {', '.join(kinds)}")
@@ -173,6 +174,23 @@ def refusals(text: str) -> list[tuple[str, str]]:
     said = found[1].strip() if found else text.strip().splitlines()[-1]
     key = re.match(r"[A-Za-z][\w.-]*", said)
     return [(key[0].rstrip(".") if key else "values", said)]
+
+
+def _known_keys(chart: Path, key: str, text: str) -> str:
+    """Returns in words which keys there are at ``key`` of the chart's values, if a key is refused there as none."""
+    if not text.startswith("additional properties"):
+        return ""
+    schema = json.loads((chart / "values.schema.json").read_bytes())
+    found = schema
+    for part in () if key == "values" else key.split("."):
+        found = found.get("properties", {}).get(part) or found.get("additionalProperties")
+        if not isinstance(found, dict):
+            return ""
+        found = next((one for one in found.get("anyOf", ()) if one.get("type") != "null"), found)
+        if "$ref" in found:
+            found = schema["$defs"][found["$ref"].rpartition("/")[2]]
+    known = sorted(found.get("properties", {}))
+    return f"keys of {key}: {', '.join(known)}" if known else ""
 
 
 def _check_text(toml: str) -> list[Finding]:

@@ -84,6 +84,26 @@ def test_a_pools_own_settings_are_read_as_its_pods_would(tmp_path: Path) -> None
     assert found["workers.pools.decode.settings.dtype"]["state"] == "fail"
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "known"),
+    [
+        ("rooter: {}", "values", "ratio, redis, router, service"),
+        ("router: {prot: 1}", "router", "ports, preStopSeconds"),
+        ("workers: {pools: {prefill: {replica: 1}}}", "workers.pools.prefill", "replicas"),
+        ("config: {router: {prot: 1}}", "config.router", "policy, port"),
+    ],
+)
+def test_a_key_that_the_chart_does_not_know_is_told_with_those_that_it_knows(
+    tmp_path: Path, text: str, key: str, known: str
+) -> None:
+    pytest.importorskip("helm_python")
+    (tmp_path / "a.yaml").write_text(text)
+    found = findings("-f", str(tmp_path / "a.yaml"))[key]
+    assert found["state"] == "fail"
+    assert found["remedy"].startswith(f"keys of {key}: ")
+    assert known in found["remedy"]
+
+
 def test_without_the_helm_engine_the_config_in_the_values_is_checked_still(tmp_path, monkeypatch) -> None:
     import sys
 
