@@ -61,7 +61,7 @@ def _draw_no_constants_of_ours() -> None:
     """Has Hypothesis leave out the constants that it finds in our sources, as another seed doesn't.
 
     Which ones it knows depends on what has been imported, so that a test would draw other examples alone than after
-    others. Reading all sources for them takes a fifth of what each process computes until its first test.
+    others. Reading all sources for them also takes each process a second of CPU, and several in a fresh clone.
     """
     if hasattr(providers, "_get_local_constants"):  # it is no part of the API
         providers._get_local_constants = lambda: providers._local_constants
