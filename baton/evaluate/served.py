@@ -83,6 +83,7 @@ class ServerSubject:
         MOST_STOPS strings are sent, as OpenAI's servers take no more: after the others an answer may go on unseen.
         """
         asked: Json = {"max_tokens": tokens, "temperature": 0, "logprobs": 1, "return_token_ids": True}
+        asked |= {"repetition_penalty": 1.0}  # a checkpoint's generation_config.json may name another
         asked |= {"stop": list(stop)[:MOST_STOPS]} if stop else {}
         asked |= {"ignore_eos": True} if to_the_end else {}
         with ThreadPoolExecutor(AT_ONCE) as pool:

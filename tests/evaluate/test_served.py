@@ -48,6 +48,7 @@ def test_requests_carry_the_servers_model_and_its_context_is_kept(server: Comple
     served = ServerSubject(server.url + "/v1")
     served.answers([[1, 2]], 2)
     assert server.asked[-1][1]["model"] == "tiny"
+    assert server.asked[-1][1]["repetition_penalty"] == 1.0, "the checkpoint's own is no greedy answer"
     assert served.context == server.local.context
 
 
