@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,14 @@ from baton.engine.backends.torch.runner import DTYPES, TorchRunner
 from baton.engine.backends.work import of_cards, work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.kv_scheme import asked_kv_dtype
-from baton.engine.checkpoints.weights import Weights, is_quantized, load_weights
+from baton.engine.checkpoints.weights import (
+    LoadedWeights,
+    Opened,
+    Weights,
+    is_quantized,
+    load_weights,
+    open_checkpoint,
+)
 from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, Runner
@@ -89,14 +96,18 @@ def load(config: EngineConfig) -> Runner:
         return load_encoder(config, directory, model, planned)
     if config.device == "cuda":
         require_cuda_ops(model, planned)
+    opened = open_checkpoint(directory, model)
     if ask_gpu:
-        require(_least_bytes(config, directory, model, planned, dtype))
-    if own_kernels and (own := _on_own_kernels(config, directory, model, planned, dtype, plain=check)) is not None:
+        require(_least_bytes(config, opened, planned, dtype))
+    read = partial(
+        load_weights, directory=directory, model=model, program=planned, dtype=DTYPES[dtype], opened=opened
+    )
+    if own_kernels and (own := _on_own_kernels(config, directory, model, dtype, read, plain=check)) is not None:
         return own
     if config.device == "cuda" and config.adapters is not None:
         text = f"{TORCH}, as the log says why, and these apply no adapters; serve the base model there, or use cpu"
         raise ConfigError(text, "worker.adapters")
-    program, weights, fingerprint, _ = load_weights(config, directory, model, planned, DTYPES[dtype])
+    program, weights, fingerprint, _ = read(config)
     if config.device == "cuda":
         weights = _on_card(program, weights, DTYPES[dtype], fingerprint, config)
     spec = _spec(config, model, program, dtype, fingerprint, weights)
@@ -129,12 +140,12 @@ def _on_card(
     return weights_on_card(program, weights, dtype, fingerprint, config, require())
 
 
-def _least_bytes(config: EngineConfig, directory: Path, model: ModelConfig, planned: Program, dtype: str) -> int:
+def _least_bytes(config: EngineConfig, opened: Opened, planned: Program, dtype: str) -> int:
     """Returns the bytes that the weights of ``planned`` take at least: half of one for each number if some may be
     quantized.
     """
     elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
-    return elements // 2 if is_quantized(config, directory, model) else elements * DTYPES[dtype].itemsize
+    return elements // 2 if is_quantized(config, opened) else elements * DTYPES[dtype].itemsize
 
 
 def _keep_graphs(gpu: Gpu, fingerprint: str, graphs: DecodeGraphs) -> None:
@@ -236,13 +247,20 @@ def _on_cards(config: EngineConfig, model: ModelConfig, taken: Sequence[TakenCar
 
 
 def _on_own_kernels(
-    config: EngineConfig, directory: Path, model: ModelConfig, planned: Program, dtype: str, plain: bool
+    config: EngineConfig,
+    directory: Path,
+    model: ModelConfig,
+    dtype: str,
+    read: Callable[[EngineConfig], LoadedWeights],
+    plain: bool,
 ) -> Runner | None:
-    """Returns the runner on the engine's CUDA kernels; None if they can't be used, with the reason in the log."""
+    """Returns the runner on the engine's CUDA kernels, with the weights that ``read`` returns; None if they can't
+    be used, with the reason in the log.
+    """
     if (found := kernels_or_none()) is None:
         return None
     where = msgspec.structs.replace(config, device="cpu")  # weights are packed there, then copied
-    program, weights, fingerprint, _ = load_weights(where, directory, model, planned, DTYPES[dtype])
+    program, weights, fingerprint, _ = read(where)
     if not on_shim():
         require(sum(weight.nbytes for weight in weights.values()))
     spec = _spec(config, model, program, dtype, fingerprint, weights)

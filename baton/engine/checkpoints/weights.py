@@ -43,6 +43,13 @@ Share = Callable[[Program], RankProgram]
 RowSource = Callable[[str, Rows], Tensor | PackedWeight]  # reads ranges of rows of a stacked weight
 
 
+class Opened(NamedTuple):
+    """Holds a checkpoint whose headers were read, and the reader of its quantized weights, None if it has none."""
+
+    checkpoint: Checkpoint | GgufCheckpoint
+    reader: Reader | None
+
+
 class LoadedWeights(NamedTuple):
     """Holds the weights of a model. ``program`` differs from the one passed in if a tied head got weights of its
     own. ``rows_of`` reads further rows of weights, in the form that these have.
@@ -61,13 +68,15 @@ def load_weights(
     program: Program,
     dtype: torch.dtype,
     share: Share | None = None,
+    opened: Opened | None = None,
 ) -> LoadedWeights:
     """Reads the weights of ``program``, quantizes them if asked, or maps those that an earlier start quantized.
 
     Plain weights are on ``config.device`` in ``dtype``; if any is packed, all are in host memory. ``share``
-    computes a rank's part of the program; None for all. Raises CheckpointError and ConfigError.
+    computes a rank's part of the program; None for all. ``opened`` is the checkpoint, None to open it here. Raises
+    CheckpointError and ConfigError.
     """
-    checkpoint, reader = _opened(directory, model)
+    checkpoint, reader = opened or open_checkpoint(directory, model)
     config = _fitting(config, reader)
     _require_possible(config, reader)
     if isinstance(checkpoint, Checkpoint) and reader is not None:
@@ -101,15 +110,17 @@ def load_weights(
     return LoadedWeights(own, dealt(own, weights | packed, share), fingerprint, rows_of)
 
 
-def is_quantized(config: EngineConfig, directory: Path, model: ModelConfig) -> bool:
-    """Returns whether ``load_weights`` may pack any weight. Raises CheckpointError."""
-    return bool(config.quantization != NONE or config.quantization_overrides or _opened(directory, model)[1])
+def is_quantized(config: EngineConfig, opened: Opened) -> bool:
+    """Returns whether ``load_weights`` may pack any weight of a checkpoint."""
+    return bool(config.quantization != NONE or config.quantization_overrides or opened.reader)
 
 
-def _opened(directory: Path, model: ModelConfig) -> tuple[Checkpoint | GgufCheckpoint, Reader | None]:
-    """Returns the checkpoint, and the reader of its quantized weights, None if it has none."""
-    checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
-    return checkpoint, checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
+def open_checkpoint(directory: Path, model: ModelConfig) -> Opened:
+    """Reads the headers of the checkpoint in ``directory``. Raises CheckpointError."""
+    if found := GgufCheckpoint.find(directory, model):
+        return Opened(found, found)
+    checkpoint = Checkpoint(directory)
+    return Opened(checkpoint, reader_of(model, checkpoint))
 
 
 def _rows_of_plain(program: Program, checkpoint: Checkpoint, dtype: torch.dtype) -> RowSource:

@@ -88,9 +88,10 @@ def captured_steps(sequences: int, pages: int) -> Iterator[StepPlan]:
 
 
 def warm_steps(sequences: int, chunk: int, pages: int, context: int, drafts: int = 0) -> Iterator[StepPlan]:
-    """Yields all steps in their order, for runners that run all of them one way."""
+    """Yields the steps of ranks on cards in their order. A rank's card gives back the logits of all sampled rows,
+    so that to it the loudest step is the largest one: run twice, it would be captured in vain.
+    """
     yield largest_step(sequences, chunk, pages, context, drafts)
-    yield loudest_step(sequences, chunk, pages, context, drafts)
     yield from captured_steps(sequences, pages)
 
 

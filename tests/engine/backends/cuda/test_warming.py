@@ -25,7 +25,8 @@ def test_each_padded_size_is_run_once_the_largest_first(sequences: int, wanted: 
 def test_the_steps_can_be_computed_on_the_pages_that_there_are(
     sequences: int, chunk: int, pages: int, context: int
 ) -> None:
-    first, loudest, *rest = warming.warm_steps(sequences, chunk, pages, context, drafts=20)
+    first, *rest = warming.warm_steps(sequences, chunk, pages, context, drafts=20)
+    loudest = warming.loudest_step(sequences, chunk, pages, context, drafts=20)
     for plan in (first, loudest, *rest):
         for item in plan.items:
             require_computable(item, 100, pages)

@@ -20,7 +20,8 @@ from baton.engine.backends.torch.kept_choices import newest
 from baton.engine.backends.torch.packed_products import HeldExperts, PackedProduct
 from baton.engine.backends.torch.product_trials import KIND
 from baton.engine.backends.torch.runner import TorchRunner
-from baton.engine.checkpoints.weights import LoadedWeights, is_quantized, load_weights
+from baton.engine.checkpoints.safetensors import Checkpoint
+from baton.engine.checkpoints.weights import LoadedWeights, is_quantized, load_weights, open_checkpoint
 from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
@@ -53,8 +54,9 @@ def loaded(tmp_path: Path, kind: str, quantization: str, **sizes: int) -> tuple[
     directory = make(tmp_path / kind, kind, **SIZES | sizes)
     model = ModelConfig.read(directory)
     config = EngineConfig(str(directory), quantization=quantization, cache_dir=str(tmp_path))
-    assert is_quantized(config, directory, model)
-    assert not is_quantized(EngineConfig(str(directory)), directory, model)
+    opened = open_checkpoint(directory, model)
+    assert is_quantized(config, opened)
+    assert not is_quantized(EngineConfig(str(directory)), opened)
     return config, load_weights(config, directory, model, program_for(model), torch.float32)
 
 
@@ -158,7 +160,9 @@ def test_a_start_asks_for_the_least_that_weights_may_take_before_it_loads_them(
     planned = program_for(model)
     elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
     config = EngineConfig(str(directory), device="cuda", quantization=quantization)
-    assert loading._least_bytes(config, directory, model, planned, "bfloat16") == int(elements * bytes_each)
+    assert loading._least_bytes(config, open_checkpoint(directory, model), planned, "bfloat16") == int(
+        elements * bytes_each
+    )
 
 
 def test_where_room_is_short_torchs_own_product_is_taken_though_it_is_slower(
@@ -179,3 +183,27 @@ def test_a_large_weight_is_dequantized_a_part_at_a_time() -> None:
     weight = quantize(torch.randn(6 * 64, 64), 8, 0)
     assert [part.n for part in packed_products._parts(weight, 2 * 64 * 64 + 5)] == [128, 128, 128]
     assert [part.n for part in packed_products._parts(weight, 1)] == [64] * 6
+
+
+def test_a_start_on_a_card_reads_the_checkpoints_headers_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, opened, read, runner = (
+        make(tmp_path / "llama2", "llama2", **SIZES),
+        [],
+        Checkpoint.__init__,
+        object(),
+    )
+
+    def counted(self: Checkpoint, directory: Path) -> None:
+        opened.append(directory)
+        read(self, directory)
+
+    monkeypatch.setattr(Checkpoint, "__init__", counted)
+    stand_ins = {"require": card(PLENTY), "takes_kernels": True, "kernels_or_none": runner, "on_kernels": runner}
+    others = ("share", "identities", "require_torch_cuda", "require_cuda_ops", "work_of")
+    for name, value in {**stand_ins, **dict.fromkeys(others)}.items():
+        monkeypatch.setattr(loading, name, lambda *_, value=value: value)
+    config = EngineConfig(str(directory), device="cuda", dtype="bfloat16", cache_dir=str(tmp_path))
+    assert loading.load(config) is runner
+    assert len(opened) == 1

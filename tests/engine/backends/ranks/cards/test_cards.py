@@ -17,6 +17,7 @@ import pytest
 
 from baton.engine.backends.cuda.card_locks import take
 from baton.engine.backends.cuda.runner import CudaRunner
+from baton.engine.backends.cuda.warming import sizes
 from baton.engine.backends.ranks.cards import load as cards_load
 from baton.engine.backends.ranks.cards.runner import CardRanksRunner
 from baton.engine.config import EngineConfig
@@ -105,6 +106,16 @@ def test_ranks_on_cards_have_the_bits_of_one_card(
         assert (many.logprobs, many.read) == (one.logprobs, one.read)
         assert bytes(many.memory.view()) == bytes(one.memory.view())
         assert ranks.counts()["replayed"] > ranks.counts()["captured"] > 0
+
+
+def test_of_a_start_each_size_of_decodes_is_captured_once_and_nothing_else(model: Path) -> None:
+    with on_cards(model) as ranks:
+        driver = SharedDriver(ranks, 16, chunk=8)
+        ranks.warms = True
+        ranks.warm(2, 8, 3)  # a chunk so small that a step with it would have a graph
+        assert ranks.counts()["captured"] == len(sizes(2)) == 2
+        driver.answer(PROMPTS, GREEDY)
+        assert ranks.counts()["replayed"] > 2
 
 
 def test_a_follower_that_cannot_use_the_pages_ends_the_start(model: Path) -> None:
