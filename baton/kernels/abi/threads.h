@@ -39,7 +39,7 @@ inline Range part(int64_t items, int64_t grain, int32_t parts, int32_t which) {
 
 // Scratch memory of the calling thread, 64-byte aligned, kept between calls; `slot` tells an op's uses apart.
 // A second call for the same slot of the same thread gives the same (or a larger, fresh) block.
-enum ScratchSlot { SCRATCH_CALLER, SCRATCH_TASK, SCRATCH_ATTENTION, SCRATCH_SAMPLE, SCRATCH_STEP, SCRATCH_SLOTS };
+enum ScratchSlot { SCRATCH_CALLER, SCRATCH_TASK, SCRATCH_ATTENTION, SCRATCH_SAMPLE, SCRATCH_STEP, SCRATCH_GATES, SCRATCH_SLOTS };
 void* scratch(ScratchSlot slot, size_t bytes);
 
 }  // namespace baton

@@ -4,7 +4,7 @@
 //
 // A chunk's weights stay in a near cache for all the block's rows (rows.h: kChunk), and so do the rows' float sums where
 // there are several chunks. The activations lie as they are read, so that they stream in from wherever they are.
-#include "linear.h"
+#include "gated.h"
 
 #include <atomic>
 #include <vector>
@@ -22,6 +22,7 @@
 namespace baton {
 namespace {
 
+constexpr int64_t kGatedFrom = 33;  // rows from which on gates are kept; fewer read their weights as one stream from memory
 constexpr int64_t kBlock = 126, kWideBlock = 1020;  // rows; where weights are widened first, once a block
 
 struct Call {
@@ -203,14 +204,14 @@ void few_rows(const Call& call, int64_t panels) {
 // Many rows: panels singly, so that threads end together; a thread begins with a block of its own, then helps with others.
 // What threads on lent cores have left is the caller's.
 void many_rows(const Call& call, int64_t panels) {
-  const int64_t split = blocks(call.rows, panels), tasks = threads();
+  const int64_t split = blocks(call.rows, panels), tasks = threads(), each = call.results.gates ? 2 : 1;
   std::vector<std::atomic<int64_t>> taken(split);
   const auto take = [&](int64_t first, bool leaves) {
     for (int64_t i = 0; i < split; ++i) {
       const int64_t block = (first + i) % split;
       const Range tiles = part(call.rows.tiles, 1, int32_t(split), int32_t(block));
-      for (int64_t panel; !(leaves && wanted_back()) && (panel = taken[block]++) < panels;)
-        one_panel(call, panel, tiles.begin, tiles.end);
+      for (int64_t turn; !(leaves && wanted_back()) && (turn = each * taken[block]++) < panels;)
+        for (int64_t own = turn; own < turn + each; ++own) one_panel(call, call.results.panel_of(own), tiles.begin, tiles.end);
     }
   };
   parallel_for(int32_t(tasks), [&](int32_t task) { take(task * split / tasks, true); });
@@ -259,6 +260,21 @@ void with_order(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x
 
 }  // namespace
 }  // namespace baton
+
+bool baton::rounds_to_bf16(const PackedLinear& w) {
+  return w.kind == LINEAR_BF16 || (becomes_bf16(w.kind) && w.kind != LINEAR_E4M3_A8 && !is_ordered(w.kind));
+}
+
+BATON_API int32_t baton_linear_gated(const baton::PackedLinear* w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m,
+                                     const float* bias, void* out, int32_t out_dtype, int64_t out_stride) {
+  using namespace baton;
+  const int64_t gates = w->n / 2;
+  const bool known = w->kind < 2 * LINEAR_A16 && w->kind != LINEAR_W8_OUTLIERS && !is_ordered(w->kind);
+  if (m < kGatedFrom || !known || w->n % (2 * kPanel)) return 0;
+  Results results{w, bias, out, out_dtype, out_stride, nullptr, m};
+  results.gates = gates;
+  return linear(*w, x, x_dtype, x_stride, m, results), 1;
+}
 
 BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m,
                             const float* bias, void* out, int32_t out_dtype, int64_t out_stride) {

@@ -3,5 +3,5 @@
 
 BATON_API void baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to) {
   baton::Run run(*model, *step);
-  for (int32_t i = from; i < to; i++) run.op(model->ops[i]);
+  for (int32_t i = from; i < to; i += run.some(model->ops + i, to - i)) {}
 }

@@ -6,6 +6,7 @@
 #include "../abi/threads.h"
 #include "../embedding/embedding.h"
 #include "../geglu/geglu.h"
+#include "../linear/gated.h"
 #include "../lm_head/adapted.h"
 #include "../lm_head/choose.h"
 #include "../moe/adapted.h"
@@ -63,6 +64,12 @@ class Run {
     }
   }
 
+  // Runs the first of `count` ops, with those behind it that go into its epilogue; returns how many.
+  int32_t some(const Op* ops, int32_t count) {
+    if (const int32_t found = gated(ops, count)) return found;
+    return op(*ops), 1;
+  }
+
   // Who is lost among the ranks; 0: nobody.
   int32_t lost() const { return lost_; }
 
@@ -98,6 +105,18 @@ class Run {
   }
 
  private:
+  // Runs a product with its gate where `window` says that nobody else reads what is between them. Runs the product behind both, too, by
+  // rows in bf16, if it alone reads them and would round them so. Returns how many ops that were.
+  int32_t gated(const Op* ops, int32_t count) const {
+    if (count < 2 || ops->kind != OP_LINEAR || !ops->window) return 0;
+    const Op &o = ops[0], &gate = ops[1], *behind = count > 2 && gate.window && rounds_to_bf16(*ops[2].weight) ? ops + 2 : nullptr;
+    if (!baton_linear_gated(o.weight, at(o.in), F32, width(o.in), s_.rows, o.bias, at(gate.out), behind ? BF16 : F32, width(gate.out)))
+      return 0;
+    if (!behind) return 2;
+    baton_linear(behind->weight, at(gate.out), BF16, width(gate.out), s_.rows, behind->bias, at(behind->out), F32, width(behind->out));
+    return 3;
+  }
+
   void form(const Op& o) {
     switch (o.kind) {
       case OP_EMBED_SCALED: return embed(o, o.eps);

@@ -2,17 +2,10 @@
 #include "strided.h"
 
 #include "../abi/threads.h"
-#include "../abi/vector.h"
+#include "lanes.h"
 
 namespace baton {
 namespace {
-
-// x / (1 + e^-x), from e^-|x| so that nothing overflows.
-BATON_INLINE vf silu(vf x) {
-  const vi negative = x < vf{};
-  const vf small = exponential(select(negative, x, vf{} - x));
-  return x * select(negative, small, splat(1.0f)) / (splat(1.0f) + small);
-}
 
 void row(const float* gate, int64_t inner, float* out) {
   const float* up = gate + inner;
@@ -22,7 +15,7 @@ void row(const float* gate, int64_t inner, float* out) {
 #else
     const int n = int(inner - i < LANES ? inner - i : LANES);
 #endif
-    store_part(out + i, silu(load_part(gate + i, n)) * load_part(up + i, n), n);
+    store_part(out + i, gated_by(load_part(gate + i, n), load_part(up + i, n)), n);
   }
 }
 

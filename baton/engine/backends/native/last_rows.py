@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.epilogues import names_of, read_by
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.program.ops import Op
 from baton.kernels.step import structs
@@ -93,13 +94,6 @@ def _read_first(ops: Sequence[Op], registers: dict[str, int]) -> set[str]:
     """Returns the registers that ``ops`` may read before they write them."""
     live, written = set[str](), set[str]()
     for op in ops:
-        out = _names(op, ("out",), registers)
-        live |= _names(op, (name for name in op.__struct_fields__ if name != "out"), registers) - written
-        written |= out
+        live |= read_by(op, registers) - written
+        written |= names_of(op, ("out",), registers)
     return live
-
-
-def _names(op: Op, fields: Iterator[str] | tuple[str, ...], registers: dict[str, int]) -> set[str]:
-    values = [getattr(op, field, None) for field in fields]
-    named = [name for value in values for name in (value if isinstance(value, tuple) else (value,))]
-    return {name for name in named if isinstance(name, str) and name in registers}

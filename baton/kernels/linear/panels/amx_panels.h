@@ -11,7 +11,8 @@
 namespace baton {
 namespace {
 
-// Panels begin … end - 1 against so many tiles of rows, a chunk of all of them after another.
+// Panels begin … end - 1 against so many tiles of rows, a chunk of all of them after another. Of gated results every second panel
+// is one of what the panel before it gates.
 class AmxPanels {
  public:
   AmxPanels(const PackedLinear& w, const AmxRows& rows, const Results& results, Range panels, Range tiles)
@@ -25,20 +26,22 @@ class AmxPanels {
   void run() {
     for (from_ = 0; from_ < rows_.padded; from_ += rows_.chunk) {
       width_ = std::min(rows_.chunk, rows_.padded - from_), last_ = from_ + width_ >= rows_.padded;
-      for (panel_ = panels_.begin; panel_ < panels_.end; ++panel_) add_chunk();
+      for (turn_ = panels_.begin; turn_ < panels_.end; ++turn_) add_chunk();
     }
   }
 
  private:
   static constexpr int64_t kOwn = 2 * TILE_ROWS * kPanel * 4;  // bytes of two tiles' rows of sums
 
-  const uint8_t* weights_at(int64_t panel, int64_t from) const {
-    return (const uint8_t*)w_.data + weight_bytes(w_, (panel * rows_.padded + from) * kPanel);
+  int64_t panel_of(int64_t turn) const { return results_.panel_of(turn); }
+
+  const uint8_t* weights_at(int64_t turn, int64_t from) const {
+    return (const uint8_t*)w_.data + weight_bytes(w_, (panel_of(turn) * rows_.padded + from) * kPanel);
   }
 
   void add_chunk() {
-    at_ = weights_at(panel_, from_);
-    next_ = panel_ + 1 < panels_.end ? weights_at(panel_ + 1, from_) : last_ ? at_ + chunk_bytes() : weights_at(panels_.begin, from_ + width_);
+    panel_ = panel_of(turn_), at_ = weights_at(turn_, from_);
+    next_ = turn_ + 1 < panels_.end ? weights_at(turn_ + 1, from_) : last_ ? at_ + chunk_bytes() : weights_at(panels_.begin, from_ + width_);
     if (w_.kind == LINEAR_BF16)
       pairs(as_they_lie());
     else if (w_.kind == LINEAR_E4M3_A16)
@@ -108,7 +111,7 @@ class AmxPanels {
   template <bool Two, class F>
   BATON_INLINE void pass(int64_t tile, int64_t steps, int64_t strip, F& f) {
     const int64_t first = tile * rows_.per_tile, rows = (Two ? 2 : 1) * rows_.per_tile;
-    float* sums = rows_.chunks() > 1 ? kept_ + (panel_ - panels_.begin) * size_ + (first - begin_ * rows_.per_tile) * kPanel : own_;
+    float* sums = rows_.chunks() > 1 ? kept_ + (turn_ - panels_.begin) * size_ + (first - begin_ * rows_.per_tile) * kPanel : own_;
     const int64_t count = std::min(rows, rows_.m - first);
     ahead_.results = last_ ? results_.lines<kPanel>(panel_ * kPanel, first, count) : ResultRows{};
     for (int64_t begin = 0; begin < steps; begin += strip)
@@ -224,7 +227,7 @@ class AmxPanels {
   const Range panels_;
   const int64_t begin_, end_;                    // tiles of rows
   int64_t size_;                                 // sums of a panel
-  int64_t from_ = 0, width_ = 0, panel_ = 0;     // the chunk's inputs, and the panel that passes it
+  int64_t from_ = 0, width_ = 0, turn_ = 0, panel_ = 0;  // the chunk's inputs, and the panel that passes it, in its turn
   bool last_ = false;                            // of the chunks
   const uint8_t *at_ = nullptr, *next_ = nullptr;  // its weights, and those behind them
   float *own_, *kept_;                           // [row of two tiles][64], and [panel][row from the first tile's first on][64]
@@ -252,7 +255,7 @@ inline void amx_linear(const PackedLinear& w, const void* x, int32_t x_dtype, in
   const bool few = rows.tiles <= 2;  // then a run is a long stream from memory
   parallel_for(int32_t(runs * blocks), [&](int32_t task) {
     const TileUse use(rows.per_tile);
-    const Range run = part(panels, 1, int32_t(runs), int32_t(task % runs)), tiles = part(rows.tiles, 1, int32_t(blocks), int32_t(task / runs));
+    const Range run = part(panels, own.gates ? 2 : 1, int32_t(runs), int32_t(task % runs)), tiles = part(rows.tiles, 1, int32_t(blocks), int32_t(task / runs));
     if (!few) return AmxPanels(w, rows, own, run, tiles).run();
     for (int64_t panel = run.begin; panel < run.end; ++panel) AmxPanels(w, rows, own, {panel, panel + 1}, tiles).run();
   });

@@ -1,9 +1,12 @@
-// What becomes of a panel's float sums: scaled, the bias added, stored. Knows nothing of where they come from.
+// What becomes of a panel's float sums: scaled, the bias added, gated, stored. Knows nothing of where they come from.
 #pragma once
 
 #include <algorithm>
 
+#include "../../abi/threads.h"
+#include "../../swiglu/lanes.h"
 #include "../linear.h"
+#include "quantize_rows.h"
 #include "tiles.h"
 
 namespace baton {
@@ -50,33 +53,69 @@ struct Results {
   int64_t stride;
   const float* row_scales;  // [m], of the activations; null: 1
   int64_t m;
+  int64_t gates = 0;  // the first outputs, whole panels, gate as many others: what is stored is silu(gate) x the other
+
+  // The panel whose turn it is. A gate's is followed by that of what it gates.
+  int64_t panel_of(int64_t turn) const { return gates ? turn / 2 + turn % 2 * (gates / kPanel) : turn; }
 
   // The lines of `count` rows of a panel's columns from n0 on, before they are written.
   template <int Columns>
   ResultRows lines(int64_t n0, int64_t first, int64_t count) const {
     const int64_t size = dtype == BF16 ? 2 : 4;
-    return {(const char*)out + (first * stride + n0) * size, stride * size, count, Columns * size / 64};
+    if (n0 < gates) return {};
+    return {(const char*)out + (first * stride + n0 - gates) * size, stride * size, count, Columns * size / 64};
   }
 
   // `count` rows of sums, 64 apart.
   template <int Columns>
   void write(int64_t n0, int64_t first, int64_t count, const float* sums) const {
-    if (dtype == BF16)
-      write_as<Columns, bf16>(n0, first, count, sums);
+    if (gates)
+      write_gated<Columns>(n0, first, count, sums);
+    else if (dtype == BF16)
+      write_as<Columns>(n0, first, count, sums, (bf16*)out + first * stride + n0, stride);
     else
-      write_as<Columns, float>(n0, first, count, sums);
+      write_as<Columns>(n0, first, count, sums, (float*)out + first * stride + n0, stride);
   }
 
  private:
+  static constexpr int64_t kGatedRows = 8;  // that are gated at once, in the nearest cache
+
+  // A thread keeps a panel's gates until it has multiplied the same rows by what they gate.
+  template <int Columns>
+  void write_gated(int64_t n0, int64_t first, int64_t count, const float* sums) const {
+    float* kept = (float*)scratch(SCRATCH_GATES, size_t(m * kPanel) * 4) + first * kPanel + n0 % kPanel;
+    if (n0 < gates) return write_as<Columns>(n0, first, count, sums, kept, kPanel);
+    alignas(64) float gated[kGatedRows * Columns];
+#ifdef BATON_MUTATION_LINEAR_GATES
+    kept -= first * kPanel;  // a planted bug: every block of rows takes the first one's
+#endif
+    for (int64_t r = 0; r < count; r += kGatedRows, kept += kGatedRows * kPanel, sums += kGatedRows * kPanel) {
+      const int64_t rows = std::min(kGatedRows, count - r);
+#ifdef BATON_MUTATION_LINEAR_GATED
+      write_as<Columns>(n0, first, rows, sums, gated, Columns);  // a planted bug: the scales of the first rows
+#else
+      write_as<Columns>(n0, first + r, rows, sums, gated, Columns);
+#endif
+      for (int64_t i = 0; i < rows; ++i) gate<Columns>(kept + i * kPanel, gated + i * Columns, (first + r + i) * stride + n0 - gates);
+    }
+  }
+
+  // One row's columns, to `at` of the results.
+  template <int Columns>
+  BATON_INLINE void gate(const float* gates, float* others, int64_t at) const {
+    float* to = dtype == BF16 ? others : (float*)out + at;
+    for (int64_t n = 0; n < Columns; n += LANES) store(to + n, gated_by(load(gates + n), load(others + n)));
+    if (dtype == BF16) round_row(others, F32, Columns, Columns, (bf16*)out + at);
+  }
+
   template <int Columns, class T>
-  BATON_INLINE void write_as(int64_t n0, int64_t first, int64_t count, const float* sums) const {
+  BATON_INLINE void write_as(int64_t n0, int64_t first, int64_t count, const float* sums, T* at, int64_t stride) const {
     const int64_t width = std::min<int64_t>(Columns, w->n - n0 + kOver);
     const float* scale = w->row_scale ? w->row_scale + n0 : nullptr;
     const float* add = bias ? bias + n0 : nullptr;
-    T* at = (T*)out + first * stride + n0;
 #if BATON_AVX512
-    if (width == Columns && scale && !add) return write_whole<Columns, false>(at, first, count, sums, scale, add);
-    if (width == Columns && scale) return write_whole<Columns, true>(at, first, count, sums, scale, add);
+    if (width == Columns && scale && !add) return write_whole<Columns, false>(at, stride, first, count, sums, scale, add);
+    if (width == Columns && scale) return write_whole<Columns, true>(at, stride, first, count, sums, scale, add);
 #endif
     for (int64_t r = 0; r < count; ++r, sums += kPanel, at += stride)
       write_row(at, width, row_scales ? row_scales[first + r] : 1.0f, sums, scale, add);
@@ -111,7 +150,7 @@ struct Results {
 
   // All columns, their scales and biases in registers.
   template <int Columns, bool Add, class T>
-  BATON_INLINE void write_whole(T* at, int64_t first, int64_t count, const float* sums, const float* scale,
+  BATON_INLINE void write_whole(T* at, int64_t stride, int64_t first, int64_t count, const float* sums, const float* scale,
                                 const float* add) const {
     __m512 scales[Columns / 16], adds[Columns / 16];
     unroll<Columns / 16>([&](auto j) BATON_LAMBDA {
