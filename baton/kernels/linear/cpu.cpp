@@ -4,12 +4,13 @@
 //
 // A chunk's weights stay in a near cache for all the block's rows (rows.h: kChunk), and so do the rows' float sums where
 // there are several chunks. The activations lie as they are read, so that they stream in from wherever they are.
-#include "gated.h"
+#include "linear.h"
 
 #include <atomic>
 #include <vector>
 
 #include "../abi/shares.h"
+#include "../swiglu/product.h"
 #include "panels/amx_panels.h"
 #include "panels/half_panel.h"
 #include "panels/narrow_forms.h"

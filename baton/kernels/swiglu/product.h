@@ -1,6 +1,6 @@
 // A product with the gated activation in its epilogue, on a CPU alone. Knows nothing of layers.
 #pragma once
-#include "linear.h"
+#include "../linear/linear.h"
 
 namespace baton {
 
