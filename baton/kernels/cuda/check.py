@@ -23,8 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda import build, disassembly, ledger, occupancy, table
+from baton.kernels.cuda import build, ledger, table
 from baton.kernels.cuda.library import LAUNCHES_ENV
+from baton.kernels.cuda.machine_code import disassembly, occupancy
 
 SCHEDULES = "8"
 SUITES = "tests/kernels/cuda"

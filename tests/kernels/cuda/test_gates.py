@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda import build, check, disassembly, ledger, occupancy, table
+from baton.kernels.cuda import build, check, ledger, table
+from baton.kernels.cuda.machine_code import disassembly, occupancy
 from baton.kernels.cuda.names import short
 from tests.kernels.thorough import first_now
 

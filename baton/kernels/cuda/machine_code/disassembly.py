@@ -3,8 +3,8 @@
 Knows nothing of the kernels' speed. ``expect.json``: op -> kernel (a glob over the short name) -> regular
 expressions, each of which must match a mnemonic of every such kernel; one with "!" in front must match none.
 
-    python -m baton.kernels.cuda.disassembly            checks; exit status 1 if an instruction is missing
-    python -m baton.kernels.cuda.disassembly OP         lists the op's mnemonics, for writing its lines
+    python -m baton.kernels.cuda.machine_code.disassembly       checks; exit status 1 if an instruction is missing
+    python -m baton.kernels.cuda.machine_code.disassembly OP    lists the op's mnemonics, for writing its lines
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build
 from baton.kernels.cuda.names import short
 
-EXPECT = Path(__file__).with_name("records") / "expect.json"
+EXPECT = Path(__file__).parents[1] / "records" / "expect.json"
 _LINE = re.compile(
     r"Function : (?P<name>\S+)|/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<mnemonic>[A-Z][A-Z0-9_.x]+)"
 )

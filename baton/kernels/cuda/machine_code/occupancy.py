@@ -4,7 +4,7 @@ Knows nothing of speed. ``occupancy.json``: op -> kernel (a glob over the short 
 be resident, and the ``shared`` bytes of dynamic memory that each is launched with at most (``bytes``: the constant
 of the sources that says so). Registers and static shared memory are ptxas', threads the machine code's.
 
-    python -m baton.kernels.cuda.occupancy          checks; exit status 1 if fewer blocks fit
+    python -m baton.kernels.cuda.machine_code.occupancy          checks; exit status 1 if fewer blocks fit
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import TypedDict
 
 from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build, ledger
-from baton.kernels.cuda.disassembly import cuobjdump
 from baton.kernels.cuda.ledger import Cost
+from baton.kernels.cuda.machine_code.disassembly import cuobjdump
 from baton.kernels.cuda.names import short
 
-RECORD = Path(__file__).with_name("records") / "occupancy.json"
+RECORD = Path(__file__).parents[1] / "records" / "occupancy.json"
 # Of a multiprocessor of compute capability 9.0 (CUDA C++ Programming Guide, technical specifications).
 REGISTERS, SHARED, THREADS, BLOCKS = 65_536, 228 << 10, 2048, 32
 OF_BLOCK = 1024  # bytes of shared memory that the system takes of each block
