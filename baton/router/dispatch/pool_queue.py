@@ -1,5 +1,5 @@
-"""Who of one pool (model) waits, in order and by context class, who of them is late, and at which pace the pool's
-requests are placed.
+"""The queue of one pool (model): requests that wait, in order and by context class, those that are late, and the
+pace at which they are placed.
 
 Knows nothing of who is tried next or refused: ``Admission`` asks how much work is before a newcomer, and how soon
 that will be placed. Time is passed in.

@@ -1,1 +1,1 @@
-"""What the compiled machine code shows: instructions that the sources intend, and how many blocks are resident."""
+"""Checks of compiled machine code: instructions that the sources intend, and how many blocks are resident."""
