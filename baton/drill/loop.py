@@ -64,7 +64,7 @@ def _nothing() -> None:
     """Stands for a callback that was cancelled."""
 
 
-class _Handle(asyncio.TimerHandle):
+class SeededTimer(asyncio.TimerHandle):
     """A callback that is ready or waits for its time; it has fewer attributes than asyncio's, because a run makes
     so many.
     """
@@ -122,11 +122,11 @@ class SeededLoop(base_events.BaseEventLoop):
         self.coverage: CancelWitness | None = None
         self.numbers = itertools.count(1)  # by which futures and tasks are hashed
         self._rng, self._reorder, self._now = rng, reorder, 0.0
-        self._callbacks: deque[_Handle | TaskStep] = deque()
-        self._timers: list[tuple[float, int, _Handle]] = []
+        self._callbacks: deque[SeededTimer | TaskStep] = deque()
+        self._timers: list[tuple[float, int, SeededTimer]] = []
         self._timer_numbers = itertools.count()
         self._timers_cancelled = 0
-        self._dropped = _Handle(0.0, _nothing, (), self, None)  # what C's tasks get, who drop it
+        self._dropped = SeededTimer(0.0, _nothing, (), self, None)  # what C's tasks get, who drop it
         self.turns = self._idle_turns = 0
         self._halted = False
 
@@ -159,7 +159,7 @@ class SeededLoop(base_events.BaseEventLoop):
         if context is not None and (STEP_TYPES.get(type(callback)) or _is_task_step(callback)):
             self._callbacks.append((callback, args, context))
             return self._dropped
-        handle = _Handle(self._now, callback, args, self, context)
+        handle = SeededTimer(self._now, callback, args, self, context)
         self._callbacks.append(handle)
         return handle
 
@@ -187,7 +187,7 @@ class SeededLoop(base_events.BaseEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Schedules ``callback`` for the virtual time ``when``, whatever the clocks of simulated machines show."""
-        handle = _Handle(when, callback, args, self, context)
+        handle = SeededTimer(when, callback, args, self, context)
         handle._scheduled = True
         heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
         return handle
@@ -303,7 +303,7 @@ def seeded_loop() -> SeededLoop:
     return cast(SeededLoop, asyncio.get_running_loop())
 
 
-def _shuffle_tasks(ready: deque[_Handle | TaskStep], rng: random.Random) -> None:
+def _shuffle_tasks(ready: deque[SeededTimer | TaskStep], rng: random.Random) -> None:
     places = [i for i, entry in enumerate(ready) if type(entry) is tuple]
     if len(places) < 2:
         return

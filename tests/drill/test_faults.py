@@ -308,6 +308,31 @@ def test_a_process_on_a_clock_that_drifts_waits_by_it_and_others_by_theirs() -> 
     assert ended == [("f", 2.0, 1.6), ("-", 2.0, 2.0), ("s", 2.0, 4.0)]
 
 
+def test_a_timer_goes_off_when_its_clock_shows_its_time_also_if_the_clock_changed_meanwhile() -> None:
+    loop, ended = DriftingLoop(random.Random(1)), []
+
+    async def main() -> None:
+        loop.set_task_factory(owning_factory)
+        early, late, other = (MachineClock() for _ in range(3))
+
+        async def waits(name: str) -> None:
+            await asyncio.sleep(4.0)
+            ended.append((name, round(loop.true_time(), 6)))
+
+        early.drift(0.5)
+        late.drift(2.0)
+        clocks = (("early", early), ("late", late), ("other", other))
+        tasks = [Process(name, clock).spawn(waits(name)) for name, clock in clocks]
+        await asyncio.sleep(1.0)
+        early.drift(1.0)  # shows 0.5
+        late.drift(1.0)  # shows 2.0
+        await asyncio.gather(*tasks)
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert ended == [("late", 3.0), ("other", 4.0), ("early", 4.5)]
+
+
 def behind(deadline_s: float) -> Scenario:
     """A request with a deadline, at a router whose clock has lost three seconds by then."""
     scenario = one_of_each(3, Fault("drift", 0.0, "router-0", seconds=30.0, factor=-100.0))

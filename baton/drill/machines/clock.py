@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from typing import TypeVarTuple
 
-from baton.drill.loop import SeededLoop, seeded_loop
+from baton.drill.loop import SeededLoop, SeededTimer, seeded_loop
 
 Ts = TypeVarTuple("Ts")
 CLOCK: contextvars.ContextVar[MachineClock | None] = contextvars.ContextVar("clock", default=None)
@@ -30,8 +31,15 @@ class MachineClock:
         return self._true() * self._rate + self._ahead
 
     def drift(self, rate: float) -> None:
-        """Has the clock run ``rate`` times as fast from now on; it goes on from what it shows."""
+        """Has the clock run ``rate`` times as fast from now on; it goes on from what it shows, and its timers go
+        off when it shows their time.
+        """
+        loop = seeded_loop()
+        timers = loop.timers_of(self) if isinstance(loop, DriftingLoop) else []
+        due = [(timer, timer.when() * self._rate + self._ahead) for timer in timers]
         self._ahead, self._rate = self.now() - self._true() * rate, rate
+        if isinstance(loop, DriftingLoop):
+            loop.move({timer: self.true_time_of(shown) for timer, shown in due})
 
     def true_time_of(self, shown: float) -> float:
         """Returns the true time at which the clock shows ``shown`` at its present rate."""
@@ -42,11 +50,21 @@ class MachineClock:
         return seconds / self._rate
 
 
-class DriftingLoop(SeededLoop):
-    """An event loop whose time and timers are those of the calling process's machine.
+class MachineTimer(SeededTimer):
+    """A timer that goes off when the clock of its machine shows a time."""
 
-    A timer that was set before its clock's rate changed goes off when it would have without the change.
-    """
+    __slots__ = ("clock",)
+    clock: MachineClock
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class DriftingLoop(SeededLoop):
+    """An event loop whose time and timers are those of the calling process's machine."""
 
     def time(self) -> float:
         """Returns what the calling process's monotonic clock shows; the true time outside of processes."""
@@ -58,13 +76,39 @@ class DriftingLoop(SeededLoop):
     ) -> asyncio.TimerHandle:
         """Schedules ``callback`` after ``delay`` seconds of the calling process's clock; returns its handle."""
         clock = CLOCK.get()
-        after = delay if clock is None else clock.lasts(delay)
-        return self.call_at_true(self._now + after, callback, *args, context=context)
+        if clock is None:
+            return self.call_at_true(self._now + delay, callback, *args, context=context)
+        return self._timer(clock, self._now + clock.lasts(delay), callback, args, context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Schedules ``callback`` for the time at which the calling process's clock shows ``when``."""
         clock = CLOCK.get()
-        true = when if clock is None else clock.true_time_of(when)
-        return self.call_at_true(true, callback, *args, context=context)
+        if clock is None:
+            return self.call_at_true(when, callback, *args, context=context)
+        return self._timer(clock, clock.true_time_of(when), callback, args, context)
+
+    def timers_of(self, clock: MachineClock) -> list[MachineTimer]:
+        """Returns the timers that go by ``clock`` and haven't gone off."""
+        return [timer for _, _, timer in self._timers if isinstance(timer, MachineTimer) and timer.clock is clock]
+
+    def move(self, true: Mapping[MachineTimer, float]) -> None:
+        """Has timers go off at other times, ``true``, but not before now."""
+        for timer, when in true.items():
+            timer._when = max(self._now, when)
+        self._timers[:] = [(timer.when(), number, timer) for _, number, timer in self._timers]
+        heapq.heapify(self._timers)
+
+    def _timer(
+        self,
+        clock: MachineClock,
+        true: float,
+        callback: Callable[[*Ts], object],
+        args: tuple[*Ts],
+        context: Context | None,
+    ) -> MachineTimer:
+        timer = MachineTimer(true, callback, args, self, context)
+        timer.clock, timer._scheduled = clock, True
+        heapq.heappush(self._timers, (true, next(self._timer_numbers), timer))
+        return timer
