@@ -2,14 +2,14 @@
 
 Knows nothing of how a ratio is chosen. It holds the latest ``Advice`` (which expires, so that a dead controller's
 advice isn't taken for current), a bounded timeline of ``TimelineEntry``s, newest first, and an operator's pin and
-mode.
+mode. A Redis that lost pin and mode is told again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Sequence
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -17,6 +17,13 @@ from redis.exceptions import RedisError
 
 ADVICE_TTL_S = 120.0  # seconds until advice expires, because a controller that is gone advises nothing
 TIMELINE = 256  # entries of the timeline that Redis keeps
+# KEYS: sign that wishes are kept, mode, pin; ARGV: mode, pin, each "" for none. Written only without the sign.
+_RESTORE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('SET', KEYS[1], '1')
+for at = 1, 2 do if ARGV[at] ~= '' then redis.call('SET', KEYS[at + 1], ARGV[at]) end end
+return 1
+"""
 T = TypeVar("T")
 log = logging.getLogger("baton.cluster")
 
@@ -101,6 +108,13 @@ class RatioPin(msgspec.Struct, frozen=True):
     by: str = ""
 
 
+class OperatorWishes(NamedTuple):
+    """Holds what an operator asked of the controller: its mode ("": the configuration's) and the pinned ratio."""
+
+    mode: str = ""
+    pin: RatioPin | None = None
+
+
 class AdviceStore:
     """Keeps advice, timeline, pin and mode in Redis; while Redis is away, reads return None or nothing, and writes
     False.
@@ -113,6 +127,9 @@ class AdviceStore:
         self._advice, self._timeline, self._pin, self._mode = (
             f"{{{namespace}}}:control:{name}" for name in ("advice", "timeline", "pin", "mode")
         )
+        self._kept = f"{{{namespace}}}:control:kept"  # is there from an operator's first wish on, or it was lost
+        self._restore = redis.register_script(_RESTORE)
+        self._known: tuple[bytes, bytes] | None = None  # mode and pin as last read, if they were kept
 
     async def put(self, advice: Advice, ttl_s: float = ADVICE_TTL_S) -> bool:
         """Replaces the stored advice, which expires after ``ttl_s`` seconds; returns False if Redis is away."""
@@ -160,10 +177,13 @@ class AdviceStore:
     async def pin(self, pin: RatioPin | None) -> bool:
         """Pins a ratio, or with None removes the pin; returns False if Redis is away."""
         try:
-            if pin is None:
-                await self._redis.delete(self._pin)
-            else:
-                await self._redis.set(self._pin, msgspec.msgpack.encode(pin))
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.set(self._kept, "1")
+                if pin is None:
+                    pipe.delete(self._pin)
+                else:
+                    pipe.set(self._pin, msgspec.msgpack.encode(pin))
+                await pipe.execute()
         except (RedisError, OSError):
             return False
         return True
@@ -180,14 +200,30 @@ class AdviceStore:
         Redis is away.
         """
         try:
-            await self._redis.set(self._mode, mode)
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.set(self._kept, "1")
+                pipe.set(self._mode, mode)
+                await pipe.execute()
         except (RedisError, OSError):
             return False
         return True
 
-    async def mode(self) -> str:
-        """Returns the mode that an operator set; "" if none is set, or Redis is away."""
-        return (await self._read(self._mode) or b"").decode()
+    async def wishes(self) -> OperatorWishes:
+        """Returns the operator's mode and pin; where Redis has lost them, writes those that were read last.
+
+        Raises RedisError and OSError, because not knowing isn't the same as no wish.
+        """
+        kept, mode, pin = await self._read_wishes()
+        if kept is None and self._known is not None:
+            if await self._restore(keys=[self._kept, self._mode, self._pin], args=list(self._known)):
+                log.warning("Redis lost the operator's mode and pin: they stay as they were")
+            kept, mode, pin = await self._read_wishes()
+        self._known = None if kept is None else (mode or b"", pin or b"")
+        return OperatorWishes((mode or b"").decode(), _decoded(pin, RatioPin))
+
+    async def _read_wishes(self) -> list[bytes | None]:
+        keys = [self._kept, self._mode, self._pin]
+        return cast("list[bytes | None]", await self._redis.mget(keys))
 
     async def _read(self, key: str) -> bytes | None:
         try:

@@ -117,9 +117,7 @@ class Controller:
         leads = await self._lease.hold()
         ahead = self._clock() - asyncio.get_running_loop().time()
         jumped, self._ahead = abs(ahead - self._ahead) > JUMP_S, ahead
-        if leads and (
-            jumped or not self._leads
-        ):  # times that it remembers are of another clock, or another leader's
+        if leads and (jumped or not self._leads):  # what it remembers is of another clock, or another leader's
             self._history = History(changed_at=self._clock())  # an earlier leader may just have changed something
             self._replicas.lead(self._clock())
             self._draining.clear()
@@ -134,8 +132,8 @@ class Controller:
         """Decides once by the cluster's present state, publishes the advice, acts on it in mode "auto", and returns
         it.
         """
-        at, mode = self._clock(), await self._store.mode() or self._config.mode
-        pin = await self._store.pinned()
+        at, (asked, pin) = self._clock(), await self._store.wishes()
+        mode = asked or self._config.mode
         longer = await self._traffic.recent(at - LONGER * self._config.window_s)
         longer = [s for s in longer if s.at < at + observe.FRESH_S]  # others are of a clock that was set back since
         members = self._members.snapshot()

@@ -5,7 +5,16 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.advice import TIMELINE, Advice, AdviceStore, RatioPin, RatioPoint, TimelineEntry, TwinError
+from baton.cluster.advice import (
+    TIMELINE,
+    Advice,
+    AdviceStore,
+    OperatorWishes,
+    RatioPin,
+    RatioPoint,
+    TimelineEntry,
+    TwinError,
+)
 from baton.cluster.membership import connect
 from baton.cluster.roles import RoleWishes, forget_roles
 from baton.cluster.store.lease import NamedLease
@@ -22,6 +31,7 @@ from baton.cluster.traffic import (
 ADVICE = Advice(
     1.0, "auto", 3, 5, "because", (4, 4), (3, 5), (3, 4), (RatioPoint(1, 7, 0.5, 0.9),), (0.5, 0.9), TwinError(0.1)
 )
+PIN = RatioPin(3, 5, 1.0, "ada")
 
 
 async def test_advice_comes_back_as_it_went_and_expires(redis):
@@ -46,12 +56,41 @@ async def test_the_timeline_is_newest_first_and_bounded(redis):
 
 async def test_a_pin_and_a_mode_stay_until_they_are_taken_back(redis):
     store = AdviceStore(redis, "t")
-    assert (await store.pinned(), await store.mode()) == (None, "")
-    await store.pin(RatioPin(3, 5, 1.0, "ada"))
+    assert (await store.pinned(), await store.wishes()) == (None, OperatorWishes("", None))
+    await store.pin(PIN)
     await store.set_mode("auto")
-    assert (await store.pinned(), await store.mode()) == (RatioPin(3, 5, 1.0, "ada"), "auto")
+    assert (await store.pinned(), await store.wishes()) == (PIN, OperatorWishes("auto", PIN))
     await store.pin(None)
-    assert await store.pinned() is None
+    assert (await store.pinned(), await store.wishes()) == (None, OperatorWishes("auto", None))
+
+
+async def test_a_pin_and_a_mode_stay_when_redis_restarts_empty(redis):
+    leader = AdviceStore(redis, "t")
+    await leader.pin(PIN)
+    await leader.set_mode("advise")
+    assert await leader.wishes() == OperatorWishes("advise", PIN)
+    await redis.flushall()
+    assert await leader.wishes() == OperatorWishes("advise", PIN)
+    assert await AdviceStore(redis, "t").pinned() == PIN, "routers that ask hear of it, too"
+    assert await AdviceStore(redis, "t").wishes() == OperatorWishes("advise", PIN)
+
+
+async def test_what_an_operator_asked_of_the_empty_redis_counts_and_not_what_was_known(redis):
+    leader, router = AdviceStore(redis, "t"), AdviceStore(redis, "t")
+    await router.pin(PIN)
+    assert (await leader.wishes()).pin == PIN
+    await redis.flushall()
+    await router.pin(None)
+    assert await leader.wishes() == OperatorWishes()
+
+
+async def test_what_an_earlier_version_took_back_is_not_asked_again(redis):
+    """It leaves no sign of wishes."""
+    leader = AdviceStore(redis, "t")
+    await redis.set("{t}:control:mode", "auto")
+    assert await leader.wishes() == OperatorWishes("auto")
+    await redis.delete("{t}:control:mode")
+    assert await leader.wishes() == OperatorWishes()
 
 
 async def test_all_that_is_shown_of_the_controller_is_asked_for_together(redis):

@@ -286,6 +286,13 @@ def test_a_raycluster_has_a_group_per_pool_that_offers_its_role() -> None:
     }
 
 
+def test_a_raycluster_gives_workers_the_priority_of_any_other_process() -> None:
+    spec = one(render(profile("values-heterogeneous.yaml")), "RayCluster", "demo-baton")["spec"]
+    nodes = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    environments = [node["template"]["spec"]["containers"][0]["env"] for node in nodes]
+    assert all({"name": "RAY_worker_niceness", "value": "0"} in environment for environment in environments)
+
+
 def test_the_placer_reads_its_numbers_from_a_configmap_of_its_own_and_reaches_redis(tmp_path) -> None:
     """A running placer takes up another ratio without a restart of any pod."""
     from baton.cluster.config import load_config
