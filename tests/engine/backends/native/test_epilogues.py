@@ -28,9 +28,12 @@ def ran(runner: NativeRunner, rows: int) -> tuple[list[int], torch.Tensor, torch
     tokens = torch.randint(0, 500, (rows,)).tolist()
     memory = bytearray(20 * runner.spec.layout.page_bytes)
     runner.bind(memoryview(memory), 20)
-    runner._arena = torch.full((rows * runner._program.row_floats,), torch.nan)
     spec = SampleSpec(GREEDY, 0, rows, tokens, 1)
-    found = runner.run(StepPlan((SequenceStep(0, tokens, 0, list(range(20)), spec, True),)))
+    plan = StepPlan((SequenceStep(0, tokens, 0, list(range(20)), spec, True),))
+    runner.run(plan)  # makes the registers
+    with torch.inference_mode():
+        runner._arena.fill_(torch.nan)
+    found = runner.run(plan)
     name = next(op.gate_up for op in runner._program.ops if isinstance(op, SwiGlu))
     between = runner._program.register(runner._arena, rows, name)
     return [each.token_id for each in found.sampled], torch.frombuffer(memory, dtype=torch.uint8), between
