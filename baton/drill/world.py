@@ -290,7 +290,9 @@ class World:
         """
         own, loop = self.scenario, self.loop
         until = loop.time() + REST_S + own.lease_ttl_s + self._slots_kept()
-        patient = random.Random(f"rest {own.seed}").random() < PATIENT
+        # A Redis that forgot who has a slot gives it to an earlier holder; whoever serves it hears of that later.
+        forgot = any(fault.kind == "redis_forgets" for fault in own.faults)
+        patient = random.Random(f"rest {own.seed}").random() < PATIENT or forgot
         while loop.time() < until and (patient or any(self._left_over())):  # noqa: ASYNC110
             await asyncio.sleep(min(LOOK_S, until - loop.time()))
         await asyncio.sleep(min(QUIET_S, until - loop.time()))
