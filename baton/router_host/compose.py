@@ -137,7 +137,7 @@ async def running_parts(
             controlling(config, redis, identity.router_id, core.roles, roster, advice, metrics)
         )
         most, wall_clock = config.router.max_body_bytes, environment.wall_clock
-        pins = PrefixPinStore(redis, namespace, wall_clock)
+        pins = PrefixPinStore(redis, namespace)
         prefixes = PrefixControl(core.links, pins, config.router.max_pinned_tokens, wall_clock, environment.new_id)
         yield Surfaces(
             generation,

@@ -259,7 +259,7 @@ class SimulatedRouter:
                         set_up, redis, given.router_id, core.roles, roster, advice, given.metrics, wall_clock
                     )
                 )
-            pins = PrefixPinStore(redis, NAMESPACE, wall_clock)
+            pins = PrefixPinStore(redis, NAMESPACE)
             prefixes = PrefixControl(
                 core.links, pins, config.max_pinned_tokens, wall_clock, service.environment.new_id
             )

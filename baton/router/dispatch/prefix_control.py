@@ -92,6 +92,8 @@ class PrefixControl:
         """
         targets = self._targets(wish, read_by)
         pin, now = self._new_id(), self._wall_clock()
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + wish.ttl_s
         try:
             held = await self._pinned(pin, wish, targets)
             took = {link.info.worker_id: link.info.incarnation for link in targets}
@@ -99,7 +101,7 @@ class PrefixControl:
                 pin, wish.context.tenant, wish.model_id, len(wish.token_ids), now, now + wish.ttl_s, held,
                 {worker: took[worker] for worker in held},
             )  # fmt: skip
-            await self._store.put(entry)
+            await self._store.put(entry, ends_at - clock())
         except BaseException:
             await self._undo(pin, targets)
             raise

@@ -19,16 +19,16 @@ class Store(dict[str, PinnedPrefix]):
 
     away = False
 
-    async def put(self, pin):
+    async def put(self, pin, lasts_s):
+        assert lasts_s <= pin.until - pin.created
         if self.away:
             raise Unavailable("away")
         self[pin.id] = pin
 
-    async def remove(self, *ids):
+    async def remove(self, pin):
         if self.away:
             raise Unavailable("away")
-        for one in ids:
-            self.pop(one, None)
+        self.pop(pin, None)
 
     async def all(self):
         return list(self.values())
@@ -158,8 +158,8 @@ async def test_a_worker_that_has_changed_its_role_keeps_what_it_pinned():
 class DeafStore(Store):
     """Writes, and its answer is lost."""
 
-    async def put(self, pin):
-        await super().put(pin)
+    async def put(self, pin, lasts_s):
+        await super().put(pin, lasts_s)
         raise Unavailable("the connection broke")
 
 
