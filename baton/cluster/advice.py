@@ -13,17 +13,13 @@ from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError
+
+from baton.cluster.store.kept_values import Answers, KeptValues
 
 ADVICE_TTL_S = 120.0  # seconds until advice expires, because a controller that is gone advises nothing
 TIMELINE = 256  # entries of the timeline that Redis keeps
-# KEYS: sign that wishes are kept, mode, pin; ARGV: mode, pin, each "" for none. Written only without the sign.
-_RESTORE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('SET', KEYS[1], '1')
-for at = 1, 2 do if ARGV[at] ~= '' then redis.call('SET', KEYS[at + 1], ARGV[at]) end end
-return 1
-"""
 T = TypeVar("T")
 log = logging.getLogger("baton.cluster")
 
@@ -127,9 +123,8 @@ class AdviceStore:
         self._advice, self._timeline, self._pin, self._mode = (
             f"{{{namespace}}}:control:{name}" for name in ("advice", "timeline", "pin", "mode")
         )
-        self._kept = f"{{{namespace}}}:control:kept"  # is there from an operator's first wish on, or it was lost
-        self._restore = redis.register_script(_RESTORE)
-        self._known: tuple[bytes, bytes] | None = None  # mode and pin as last read, if they were kept
+        what = "the operator's mode and pin"
+        self._kept = KeptValues(redis, f"{{{namespace}}}:control:kept", what, self._read_wishes, self._write_wishes)
 
     async def put(self, advice: Advice, ttl_s: float = ADVICE_TTL_S) -> bool:
         """Replaces the stored advice, which expires after ``ttl_s`` seconds; returns False if Redis is away."""
@@ -178,7 +173,7 @@ class AdviceStore:
         """Pins a ratio, or with None removes the pin; returns False if Redis is away."""
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.set(self._kept, "1")
+                self._kept.sign(pipe)
                 if pin is None:
                     pipe.delete(self._pin)
                 else:
@@ -201,7 +196,7 @@ class AdviceStore:
         """
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.set(self._kept, "1")
+                self._kept.sign(pipe)
                 pipe.set(self._mode, mode)
                 await pipe.execute()
         except (RedisError, OSError):
@@ -213,17 +208,17 @@ class AdviceStore:
 
         Raises RedisError and OSError, because not knowing isn't the same as no wish.
         """
-        kept, mode, pin = await self._read_wishes()
-        if kept is None and self._known is not None:
-            if await self._restore(keys=[self._kept, self._mode, self._pin], args=list(self._known)):
-                log.warning("Redis lost the operator's mode and pin: they stay as they were")
-            kept, mode, pin = await self._read_wishes()
-        self._known = None if kept is None else (mode or b"", pin or b"")
+        mode, pin = cast("Sequence[bytes | None]", await self._kept.all())
         return OperatorWishes((mode or b"").decode(), _decoded(pin, RatioPin))
 
-    async def _read_wishes(self) -> list[bytes | None]:
-        keys = [self._kept, self._mode, self._pin]
-        return cast("list[bytes | None]", await self._redis.mget(keys))
+    def _read_wishes(self, pipe: Pipeline) -> None:
+        pipe.get(self._mode)
+        pipe.get(self._pin)
+
+    def _write_wishes(self, pipe: Pipeline, known: Answers) -> None:
+        for name, value in zip((self._mode, self._pin), cast("Sequence[bytes | None]", known), strict=True):
+            if value is not None:
+                pipe.set(name, value)
 
     async def _read(self, key: str) -> bytes | None:
         try:

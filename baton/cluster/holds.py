@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
 import msgspec
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError
 
 from baton.cluster.departures import Departure, Departures, last_words
 from baton.cluster.membership import BEAT_S, PolledRoster, WorkerEntry
+from baton.cluster.store.kept_values import Answers, KeptValues
 from baton.protos.errors import Unavailable
 from baton.protos.rpc import heed_cancel
 
 log = logging.getLogger("baton.cluster")
 How = Literal["drain", "eject"]
 STATES: dict[str, str] = {"drain": "standby", "eject": "draining"}
-KEPT = ""  # a field that stays in the hash from the first hold on: a hash without it was lost
-# KEYS: the holds; ARGV: slots and holds in turn. Written only where there are none, not even KEPT.
-_RESTORE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-for at = 1, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[at], ARGV[at + 1]) end
-return 1
-"""
 
 
 class SlotHold(msgspec.Struct, frozen=True):
@@ -47,14 +42,15 @@ class HoldStore:
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis, self._key = redis, f"{{{namespace}}}:holds"
-        self._restore = redis.register_script(_RESTORE)
-        self._had_kept = False  # when it was last read: earlier versions leave an empty hash
+        self._kept = KeptValues(
+            redis, f"{self._key}:kept", "the holds", lambda pipe: pipe.hgetall(self._key), self._write
+        )
 
     async def put(self, slot: str, hold: SlotHold | None) -> None:
         """Stores the hold of a slot; None removes it. Raises Unavailable."""
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hset(self._key, KEPT, "1")
+                self._kept.sign(pipe)
                 if hold is None:
                     pipe.hdel(self._key, slot)
                 else:
@@ -66,26 +62,16 @@ class HoldStore:
             ) from error
 
     async def all(self) -> dict[str, SlotHold]:
-        """Returns all holds by slot. Raises RedisError and OSError."""
-        return await self.kept({})
-
-    async def kept(self, known: Mapping[str, SlotHold]) -> dict[str, SlotHold]:
-        """Returns all holds by slot; where Redis has lost them all, writes those ``known`` and returns what counts
-        then. Raises RedisError and OSError.
+        """Returns all holds by slot; where Redis has lost them, writes those that were read last. Raises RedisError
+        and OSError.
         """
-        rows = await self._rows()
-        if not rows and known and self._had_kept:
-            written = {slot: msgspec.json.encode(hold).decode() for slot, hold in known.items()}
-            args = [part for row in ({KEPT: "1"} | written).items() for part in row]
-            if await self._restore(keys=[self._key], args=args):
-                log.warning("Redis lost the holds: %s stay as they were", ", ".join(sorted(known)))
-            rows = await self._rows()
-        self._had_kept = KEPT.encode() in rows
-        found = ((slot.decode(), _decoded(row)) for slot, row in rows.items() if slot != KEPT.encode())
-        return {slot: hold for slot, hold in found if hold is not None}
+        [rows] = cast(Sequence[dict[bytes, bytes]], await self._kept.all())
+        return {slot.decode(): hold for slot, row in rows.items() if (hold := _decoded(row)) is not None}
 
-    async def _rows(self) -> dict[bytes, bytes]:
-        return await cast(Awaitable[dict[bytes, bytes]], self._redis.hgetall(self._key))
+    def _write(self, pipe: Pipeline, known: Answers) -> None:
+        [rows] = cast(Sequence[dict[bytes, bytes]], known)
+        for slot, row in rows.items():
+            pipe.hset(self._key, slot.decode(), row.decode())
 
 
 class RosterWithHolds:
@@ -161,7 +147,7 @@ class RosterWithHolds:
             if self.departures is not None:
                 await self.departures.note(gone)
         try:
-            self.holds = await self.store.kept(self.holds)
+            self.holds = await self.store.all()
         except (RedisError, OSError):
             return
         if self.departures is not None:

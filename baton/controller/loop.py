@@ -38,6 +38,7 @@ from baton.controller.ratio_decision import ControlSettings, History, RatioDecis
 from baton.controller.replica_decision import ReplicaDecision, decide_replicas
 from baton.controller.replicas import SLOT, ReplicaControl
 from baton.controller.twin_error import twin_error
+from baton.protos.beside import beside
 from baton.protos.errors import BatonError
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.dispatch.role_control import RoleChange, RoleControl
@@ -314,12 +315,8 @@ async def controlling(
     lease = NamedLease(redis, namespace, "controller", router_id, LEASE_INTERVALS * config.controller.interval_s)
     replicas, figures = ReplicaControl(redis, config), ControlMetrics(metrics, wall_clock)
     controller = Controller(config, members, roles, traffic, store, lease, replicas, figures, wall_clock)
-    task = asyncio.create_task(controller.run(), name="controller")
-    try:
+    async with beside(controller.run(), "controller"):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _strayed(workers: list[observe.ObservedWorker], role: str) -> int:

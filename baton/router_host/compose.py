@@ -10,7 +10,6 @@ Knows nothing of sockets or signals.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
@@ -38,6 +37,7 @@ from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
 from baton.process.security import router_dialer
+from baton.protos.beside import beside
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing
 from baton.router.adapters.registry import AdapterRegistry
@@ -207,12 +207,8 @@ async def pushing_traffic(meter: TrafficMeter | None, store: TrafficStore, log: 
     if meter is None:
         yield
         return
-    task = asyncio.create_task(meter.run(store.push, log), name="traffic")
-    try:
+    async with beside(meter.run(store.push, log), "traffic"):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _spend(gate: AccessGate, request: RouterRequest, summary: ChoiceSummary) -> None:

@@ -85,7 +85,7 @@ async def test_what_an_operator_asked_of_the_empty_redis_counts_and_not_what_was
 
 
 async def test_what_an_earlier_version_took_back_is_not_asked_again(redis):
-    """It leaves no sign of wishes."""
+    """An earlier version leaves no sign of an operator's wishes."""
     leader = AdviceStore(redis, "t")
     await redis.set("{t}:control:mode", "auto")
     assert await leader.wishes() == OperatorWishes("auto")

@@ -46,7 +46,7 @@ async def test_a_worker_that_was_put_back_is_not_taken_out_by_a_router_that_miss
 
 
 async def test_what_an_earlier_version_put_back_is_not_taken_out_again(redis: Redis) -> None:
-    """It leaves no trace of the last hold that it removes."""
+    """An earlier version leaves no trace of the last hold that it removes."""
     known = held(redis)
     await redis.hset("{ns}:holds", "prefill-0", '{"how": "drain"}')
     assert await state(known, redis) == "standby"

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from baton.protos.beside import beside
 from baton.protos.rpc import heed_cancel
 
 ASK_AGAIN_S = 0.05  # seconds between two tries of who waits for another's lease
@@ -71,12 +72,10 @@ class NamedLease:
             if loop.time() >= until:
                 raise TimeoutError
             await asyncio.sleep(ASK_AGAIN_S)
-        renewing = asyncio.create_task(self._renew(), name="lease")
         try:
-            yield
+            async with beside(self._renew(), "lease"):
+                yield
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
             await self.leave()
 
     async def _renew(self) -> None:

@@ -38,9 +38,7 @@ class PlacementSpec(msgspec.Struct, frozen=True):
     drain_s: float = 2.0  # seconds that a host takes to drain when it is told to leave
     lasting: bool = False  # workers outlive this connection, and the next one finds them
     lost_s: float = 5.0  # seconds without an answer from any actor, after a first one, and Ray counts as gone
-    must_fit: bool = (
-        True  # a slot that finds no room is an error: of a cluster that starts, not of one that ran before
-    )
+    must_fit: bool = True  # a slot without room is an error: of a cluster that starts, not of one that ran
     namespace: str = "baton"  # of the cluster: another cluster's lasting workers in the same Ray aren't found
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from baton.protos.beside import beside
 from baton.protos.errors import Forbidden, QuotaExceeded, Unauthenticated
 from baton.protos.rpc import heed_cancel
 from baton.router.access.caller import Caller
@@ -163,12 +164,10 @@ class AccessGate:
         """Takes what answers have used from the buckets every SPEND_EVERY_S while the block runs, and once at its
         end.
         """
-        task = asyncio.create_task(self._run(), name="gate")
         try:
-            yield
+            async with beside(self._run(), "gate"):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             await self.settle()
 
     async def _run(self) -> None:

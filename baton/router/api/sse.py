@@ -92,8 +92,8 @@ class EventStream(Response):
         style = self._style
         try:
             async for event in self._events:
-                is_large = style.is_large(event)
-                body = await offload_if(is_large, style.encode_large if is_large else style.encode, event)
+                large = style.is_large(event)
+                body = await offload_if(True, style.encode_large, event) if large else style.encode(event)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await _send(send, self._style.done)
         except Exception as error:

@@ -167,7 +167,7 @@ class RoleControl:
 
     @asynccontextmanager
     async def _undisturbed(self) -> AsyncIterator[None]:
-        """Two changes at once, by two routers, could each count on the other's worker to stay."""
+        """Keeps other routers from changing roles while entered: each could count on the other's worker to stay."""
         async with self._alone() if self._alone is not None else nullcontext():
             if self._alone is not None:
                 await self._look()  # what the one before has changed

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from baton.kv.layout.bridge import obstacles_between
+from baton.protos.beside import beside
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import KvLayout, WorkerInfo
 
@@ -162,12 +163,8 @@ class HandoverWatch:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Looks every EVERY_S seconds while entered."""
-        task = asyncio.create_task(self._run(), name="handovers")
-        try:
+        async with beside(self._run(), "handovers"):
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:

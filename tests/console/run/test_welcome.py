@@ -1,4 +1,4 @@
-"""What ``baton serve`` says once the cluster is up can be pasted as it is."""
+"""Tests that the lines which ``baton serve`` prints once the cluster is up can be pasted as they are."""
 
 from __future__ import annotations
 
