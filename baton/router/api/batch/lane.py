@@ -15,19 +15,19 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-import orjson
 
 from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, StoredFile
 from baton.cluster.batch_store import BatchStore
-from baton.protos.errors import BatonError, Overloaded, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
+from baton.protos.errors import BatonError, StorageFull, Unauthenticated, Unavailable
 from baton.protos.json import Json
 from baton.protos.outlasting import outlasted
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
 from baton.router.access.keys import ApiKey
 from baton.router.answer.service import GenerationService
+from baton.router.api.batch.attempts import answered
 from baton.router.api.batch.held_job import HeldJob, JobCancel
-from baton.router.api.batch.lines import BatchLine, answer_line, by_model, read_lines
+from baton.router.api.batch.lines import BatchLine, by_model, read_lines
 from baton.router.api.batch.side_by_side import JobAsk, JobsUnderWay, LinePlace
 from baton.router.api.large import INLINE_BYTES, offload_if
 
@@ -38,9 +38,6 @@ RETRY_S = 0.5  # seconds before the store is asked again
 LINE_BYTES = 64 << 10  # of an answer that isn't there yet
 AT_ONCE = 8  # lines of a model that are answered at once, and such lines of a job that are under way
 GRACE_S = 5.0  # seconds in which lines that are under way may end, so that they are kept, when a job is cancelled
-TRIES = 6  # attempts at a line whose error may pass
-FIRST_PAUSE_S = 1.0  # seconds between the first two of them at least; it doubles: workers come back within 20 s
-MOST_PAUSE_S = 10.0  # seconds between two attempts at a line, at most
 NO_INPUT = {"code": "input_gone", "line": None, "message": "the input file is gone", "param": "input_file_id"}
 LOWEST_PRIORITY = 1000  # behind everybody who asks for an answer now
 log = logging.getLogger(__name__)
@@ -309,34 +306,9 @@ class BatchLane:
         request_id = self._service.environment.new_id()
         CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
         urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
-        told, good = await self._answered(job, urgent, request_id, partial(self._pause, held, place, model_id))
+        told, good = await answered(self._service, urgent, request_id, partial(self._pause, held, place, model_id))
         await self._patiently(lambda: self._store.answer(held.claim, number, told, good))
         held.stored += len(told)
-
-    async def _answered(
-        self, job: BatchJob, line: BatchLine, request_id: str, pause: Callable[[float], Awaitable[bool]]
-    ) -> tuple[bytes, bool]:
-        """Returns the answer to a line, as JSON. A rate that is used up is waited for, and so is room; what else
-        may pass is tried some times. Neither goes on once the job is to be cancelled, which ``pause`` tells.
-        """
-        failed: BatonError = BatonError("it was not tried")
-        attempt = 0
-        while attempt < TRIES:
-            try:
-                answer, good = await answer_line(self._service, line, request_id)
-                return orjson.dumps(answer), good
-            except QuotaExceeded as error:
-                failed, seconds = error, max(error.retry_after_s, ROOM_EVERY_S)
-            except BatonError as error:
-                failed, seconds = error, max(error.retry_after_s, FIRST_PAUSE_S * 2.0**attempt)
-                attempt += type(error) is not Overloaded  # the queue's: nobody computed anything for the line
-            except Exception as error:  # a line that we stumble over fails alone
-                log.exception("a line of %s failed in the router", job.id)
-                failed = BatonError(f"the router failed on this line: {error}")
-                break
-            if attempt == TRIES or await pause(min(MOST_PAUSE_S, seconds)):
-                break
-        return orjson.dumps(_gave_up(line, request_id, failed)), False
 
     async def _pause(self, held: HeldJob, place: LinePlace, model_id: str, seconds: float) -> bool:
         """Waits ``seconds`` before a line is tried again, and then until its model has a worker and nobody waits
@@ -402,8 +374,3 @@ async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=ROOM_EVERY_S)
-
-
-def _gave_up(line: BatchLine, request_id: str, error: BatonError) -> dict[str, object]:
-    told = {"code": error.label, "message": error.message}
-    return {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": None, "error": told}

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from baton.cluster.batch_store import BatchJob, BatchStore, StoredFile
 from baton.cluster.config import RouterConfig
+from baton.router.api.batch import attempts
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import BatchLane
 from baton.router.text.catalog import ModelCatalog
@@ -76,7 +77,7 @@ class Lanes:
 @pytest.fixture
 def lanes(fake, model_dir, redis, monkeypatch: pytest.MonkeyPatch) -> Lanes:
     lanes = Lanes(generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir})), redis)
-    monkeypatch.setattr(batch_lane, "answer_line", lanes.answer)
+    monkeypatch.setattr(attempts, "answer_line", lanes.answer)
     for name in ("LOOK_EVERY_S", "ROOM_EVERY_S"):
         monkeypatch.setattr(batch_lane, name, 0.002)
     return lanes

@@ -9,7 +9,7 @@ from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import Overloaded
 from baton.router.access.gate import AccessGate
-from baton.router.api.batch import lane as batch_lane
+from baton.router.api.batch import attempts
 from baton.router.api.batch.lane import BatchLane
 from baton.router.text.catalog import ModelCatalog
 from tests.router.parts import generation_of
@@ -31,7 +31,7 @@ class Counting(AccessGate):
 
 
 async def test_a_line_that_is_tried_again_is_charged_once(fake, model_dir, redis, monkeypatch) -> None:
-    monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.01)
     opened, full, gate = fake.open, [Overloaded("full", retry_after_s=0.01)] * 3, Counting()
 
     def open_later(request):

@@ -13,8 +13,9 @@ from baton.cluster.batch_nouns import BatchJob, StoredFile
 from baton.cluster.batch_store import READ_AT_ONCE, BatchStore
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import Overloaded
-from baton.router.api.batch import lane as batch_lane
-from baton.router.api.batch.lane import AT_ONCE, TRIES, BatchLane
+from baton.router.api.batch import attempts
+from baton.router.api.batch.attempts import TRIES
+from baton.router.api.batch.lane import AT_ONCE, BatchLane
 from baton.router.api.batch.side_by_side import JobAsk
 from baton.router.text.catalog import ModelCatalog
 from tests.router.fake_services import FakeDecode
@@ -128,7 +129,7 @@ async def test_a_model_that_this_router_has_not_seen_yet_is_waited_for(redis) ->
 
 
 async def test_a_line_under_way_waits_for_its_model_to_come_back(redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.01)
     async with two_models(redis, settings=IMPATIENT) as jobs:
         jobs.c.d[0].hold_tokens.clear()
         await jobs.put("batch_1", "m", "m")
@@ -147,8 +148,8 @@ async def test_a_line_under_way_waits_for_its_model_to_come_back(redis, monkeypa
 async def test_a_line_that_the_queue_refuses_is_asked_again_until_there_is_room(
     redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(batch_lane, "MOST_PAUSE_S", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(attempts, "MOST_PAUSE_S", 0.01)
     async with two_models(redis) as jobs:
         refusals, opened = (
             [Overloaded("the queue is full", retry_after_s=1.0)] * (3 * TRIES),

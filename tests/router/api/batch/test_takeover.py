@@ -20,6 +20,7 @@ from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.protos.errors import QuotaExceeded, Unavailable, WorkerLost
 from baton.router.access.caller import CALLER
+from baton.router.api.batch import attempts
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import AT_ONCE, BatchLane
 from baton.router.text.catalog import ModelCatalog
@@ -47,7 +48,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[line.custom_id] += 1
         return {"custom_id": line.custom_id}, True
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    monkeypatch.setattr(attempts, "answer_line", answer)
     return counts
 
 
@@ -143,7 +144,7 @@ async def test_answers_that_the_store_loses_are_computed_again(bench, monkeypatc
             await bench.clients[0].hdel(output, *lost)
         return {"custom_id": line.custom_id}, True
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    monkeypatch.setattr(attempts, "answer_line", answer)
     await bench.submit(40)
     async with bench.lane("router").running():
         job, lines = await bench.ended()
@@ -159,7 +160,7 @@ async def test_a_job_whose_entry_the_store_lost_meanwhile_ends_with_the_counts_o
             await redis.delete("{t}:batch:batch_1")
         return {"custom_id": line.custom_id}, line.custom_id != "r1"
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    monkeypatch.setattr(attempts, "answer_line", answer)
     await bench.submit(5)
     await bench.lane("router").work(JOB.id)
     job = await bench.store.job(JOB.id)
@@ -176,7 +177,7 @@ async def test_a_line_whose_answer_cannot_be_written_fails_alone_and_once(bench,
         asked[line.custom_id] += 1
         return {"custom_id": line.custom_id, "body": "\ud83d" if line.custom_id == "r1" else "x"}, True
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    monkeypatch.setattr(attempts, "answer_line", answer)
     await bench.submit(3)
     async with bench.lane("router").running():
         job, lines = await bench.ended()
@@ -193,8 +194,8 @@ async def test_a_tenant_whose_rate_is_used_up_holds_up_nobody_elses_job(bench, m
             raise QuotaExceeded("the key's rate is used up", retry_after_s=1000.0)
         return {"custom_id": line.custom_id}, True
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer)
-    monkeypatch.setattr(batch_lane, "MOST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(attempts, "answer_line", answer)
+    monkeypatch.setattr(attempts, "MOST_PAUSE_S", 1000.0)
     await bench.submit(40)
     async with bench.lane("router").running():
         await used_up.wait()
@@ -214,7 +215,7 @@ async def test_a_tenants_jobs_go_one_after_the_other(bench, monkeypatch) -> None
         await asyncio.sleep(0.001)
         return {"custom_id": line.custom_id}, True
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    monkeypatch.setattr(attempts, "answer_line", answer)
     await bench.submit(20)
     await bench.store.put(msgspec.structs.replace(JOB, id="batch_2", total=20), is_open=True)
     async with bench.lane("router").running(), asyncio.timeout(200):
@@ -241,13 +242,13 @@ async def test_a_line_waits_longer_each_time_for_workers_that_are_gone(bench, mo
             raise WorkerLost("the decode worker does not answer")
         return {"custom_id": line.custom_id}, True
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer)
-    monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", outage_s / 2**4)
+    monkeypatch.setattr(attempts, "answer_line", answer)
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", outage_s / 2**4)
     await bench.submit(1)
     async with bench.lane("router").running():
         job, lines = await bench.ended()
     assert (job.status, job.completed, job.failed, lines) == ("completed", 1, 0, ["r0"])
-    assert len(tried) <= batch_lane.TRIES
+    assert len(tried) <= attempts.TRIES
 
 
 @pytest.mark.parametrize(("tries", "status"), [(1, "completed"), (6, "cancelled")])
@@ -259,9 +260,9 @@ async def test_a_line_waits_neither_after_its_last_attempt_nor_for_a_job_that_is
             await bench.store.request_cancel(JOB.id, 1)
         raise WorkerLost("the decode worker does not answer")
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    monkeypatch.setattr(attempts, "answer_line", answer)
     for name, value in (("TRIES", tries), ("FIRST_PAUSE_S", 1000.0), ("MOST_PAUSE_S", 1000.0)):
-        monkeypatch.setattr(batch_lane, name, value)
+        monkeypatch.setattr(attempts, name, value)
     await bench.submit(1)
     async with asyncio.timeout(30):
         await bench.lane("router").work(JOB.id)
@@ -271,7 +272,7 @@ async def test_a_line_waits_neither_after_its_last_attempt_nor_for_a_job_that_is
 
 async def test_one_failed_renewal_costs_nothing(bench, computed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_lane, "LEASE_S", 3 * LEASE_S)
-    begun, go_on, asked, answer = asyncio.Event(), asyncio.Event(), 0, batch_lane.answer_line
+    begun, go_on, asked, answer = asyncio.Event(), asyncio.Event(), 0, attempts.answer_line
 
     def first(command: str) -> bool:
         nonlocal asked
@@ -283,7 +284,7 @@ async def test_one_failed_renewal_costs_nothing(bench, computed, monkeypatch: py
         await go_on.wait()
         return await answer(*line)
 
-    monkeypatch.setattr(batch_lane, "answer_line", answer_later)
+    monkeypatch.setattr(attempts, "answer_line", answer_later)
     await bench.submit(100)
     async with bench.lane("one", bench.store_that(first)).running():
         await begun.wait()
