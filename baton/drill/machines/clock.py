@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import Context
 from typing import TypeVarTuple
 
@@ -34,12 +34,10 @@ class MachineClock:
         """Has the clock run ``rate`` times as fast from now on; it goes on from what it shows, and its timers go
         off when it shows their time.
         """
-        loop = seeded_loop()
-        timers = loop.timers_of(self) if isinstance(loop, DriftingLoop) else []
-        due = [(timer, timer.when() * self._rate + self._ahead) for timer in timers]
+        before = self._rate, self._ahead
         self._ahead, self._rate = self.now() - self._true() * rate, rate
-        if isinstance(loop, DriftingLoop):
-            loop.move({timer: self.true_time_of(shown) for timer, shown in due})
+        if isinstance(loop := seeded_loop(), DriftingLoop):
+            loop.move(self, lambda true: self.true_time_of(true * before[0] + before[1]))
 
     def true_time_of(self, shown: float) -> float:
         """Returns the true time at which the clock shows ``shown`` at its present rate."""
@@ -55,12 +53,6 @@ class MachineTimer(SeededTimer):
 
     __slots__ = ("clock",)
     clock: MachineClock
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class DriftingLoop(SeededLoop):
@@ -89,14 +81,13 @@ class DriftingLoop(SeededLoop):
             return self.call_at_true(when, callback, *args, context=context)
         return self._timer(clock, clock.true_time_of(when), callback, args, context)
 
-    def timers_of(self, clock: MachineClock) -> list[MachineTimer]:
-        """Returns the timers that go by ``clock`` and haven't gone off."""
-        return [timer for _, _, timer in self._timers if isinstance(timer, MachineTimer) and timer.clock is clock]
-
-    def move(self, true: Mapping[MachineTimer, float]) -> None:
-        """Has timers go off at other times, ``true``, but not before now."""
-        for timer, when in true.items():
-            timer._when = max(self._now, when)
+    def move(self, clock: MachineClock, moved: Callable[[float], float]) -> None:
+        """Has the timers that go by ``clock`` go off at other true times, which ``moved`` gives, but not before
+        now.
+        """
+        for _, _, timer in self._timers:
+            if isinstance(timer, MachineTimer) and timer.clock is clock:
+                timer._when = max(self._now, moved(timer.when()))
         self._timers[:] = [(timer.when(), number, timer) for _, number, timer in self._timers]
         heapq.heapify(self._timers)
 
