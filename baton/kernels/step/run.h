@@ -19,18 +19,13 @@
 #include "elsewhere.h"
 #include "forms.h"
 #include "ranks.h"
+#include "registers.h"
 #include "span_ops.h"
 
 namespace baton {
 namespace {
 
-// The registers that ranks fill together: which they are, how many rows they have, and where they begin in the shared memory.
-struct SharedRows {
-  const int32_t* is_shared;
-  int64_t rows, begin;
-};
-
-class Run {
+class Run : public StepRegisters {
  public:
   Run(const Model& model, const Step& step) : Run(model, step, nullptr, nullptr, {nullptr, step.rows, 0}) {}
 
@@ -39,14 +34,7 @@ class Run {
       : Run(model, step, ranks, numbers, {ranks->is_shared, ranks->plan->rows, 0}) {}
 
   Run(const Model& model, const Step& step, Ranks* ranks, const int32_t* numbers, const SharedRows& of_all)
-      : m_(model), s_(step), r_(ranks), numbers_(numbers), is_shared_(of_all.is_shared), all_rows_(of_all.rows) {
-    int64_t own = 0, shared = ranks ? of_all.begin + ranks->first_shared * all_rows_ : 0;
-    for (int32_t i = 0; i < m_.registers; i++) {
-      starts_.push_back(is_shared(i) ? shared : own);
-      if (is_shared(i)) shared += all_rows_ * m_.widths[i];
-      else own += step.rows * m_.widths[i];
-    }
-  }
+      : StepRegisters(model, step, ranks, of_all), numbers_(numbers) {}
 
   void op(const Op& o) {
     switch (o.kind) {
@@ -83,25 +71,6 @@ class Run {
     if (o.kind == OP_LM_HEAD_ADAPTED) adapted(o, choices.data());
     else head(o, o.kind == OP_LM_HEAD_CAPPED ? *(const float*)o.table : 0, choices.data());
     for (int32_t i = 0; i < s_.sampled_count; i++) show_logits(*r_, wanted ? wanted[i] : i);
-  }
-
-  // Copies the registers `which` of some rows to those of `to`, whose rows these are.
-  void copy(const int32_t* which, int32_t count, const std::vector<int32_t>& rows, const Run& to) const {
-    for (int32_t i = 0; i < count; i++) {
-      const int64_t n = width(which[i]);
-      for (size_t row = 0; row < rows.size(); row++)
-        std::memcpy(to.at(which[i]) + int64_t(row) * n, at(which[i]) + rows[row] * n, size_t(n) * 4);
-    }
-  }
-
-  // Copies registers of this step's rows from where those of all rows lie; `rows` are their numbers there.
-  void take(const CarriedRegisters& c, const int32_t* rows) { carry(c, rows, true); }
-
-  // Copies registers of this step's rows to where those of all rows lie, here and on the hosts `to`.
-  void hand_on(const CarriedRegisters& c, const int32_t* rows, Hosts to) {
-    carry(c, rows, false);
-    const float* shared = carried(c);
-    for (int32_t i = 0; i < c.count; shared += all_rows_ * width(c.registers[i++])) show_rows(*r_, to, shared, rows, s_.rows, width(c.registers[i]));
   }
 
  private:
@@ -209,12 +178,6 @@ class Run {
     baton_rotate_heads(s_.items, s_.item_count, m_.heads, dim, width(o.out), s_.angles + o.delta, s_.angles_stride, o.window, q);
   }
 
-  // What an op changes in place: its result, with what it reads in it.
-  float* copied(const Op& o) const {
-    if (o.in != o.out) std::memcpy(at(o.out), at(o.in), size_t(s_.rows * width(o.in)) * 4);
-    return at(o.out);
-  }
-
   void divide(const Op& o, const Registers& to) const {
     int64_t first = 0;
     for (int64_t i = 0; i < to.count; first += width(to.numbers[i++])) {
@@ -229,9 +192,6 @@ class Run {
                         width(o.in), width(op.gated), width(o.out), part(o)};
     baton_selective_scan(&op.scan, s_.items, s_.item_count, &rows);
   }
-
-  // Where the rank's own columns of an op's result begin, of an op that has another register in `delta`.
-  float* own_columns(const Op& o) const { return at(o.out) + (r_ ? o.layer : 0); }
 
   void gate(const Op& o) {
     const int64_t n = width(o.in), apart = width(o.out);
@@ -258,28 +218,6 @@ class Run {
       default: return gather(o);
     }
   }
-
-  float* carried(const CarriedRegisters& c) const { return r_->registers + (r_->shared_floats + c.first) * all_rows_; }
-
-  void carry(const CarriedRegisters& c, const int32_t* rows, bool inwards) {
-    float* shared = carried(c);
-    for (int32_t i = 0; i < c.count; i++) {
-      const int64_t n = width(c.registers[i]);
-      float* own = at(c.registers[i]);
-      for (int64_t row = 0; row < s_.rows; row++) {
-        float *here = own + row * n, *there = shared + rows[row] * n;
-        std::memcpy(inwards ? here : there, inwards ? there : here, size_t(n) * 4);
-      }
-      shared += all_rows_ * n;
-    }
-  }
-
-  bool is_shared(int32_t reg) const { return is_shared_ && is_shared_[reg]; }
-  float* at(int32_t reg) const { return (is_shared(reg) ? r_->registers : s_.arena) + starts_[size_t(reg)]; }
-  int64_t width(int32_t reg) const { return m_.widths[reg]; }
-
-  // Where the rank's own columns of an op's result begin.
-  float* part(const Op& o) const { return at(o.out) + (r_ ? o.delta : 0); }
 
   void embed(const Op& o, float scale) {
     if (!r_) baton_embedding(s_.tokens, s_.rows, o.table, o.table_dtype, m_.hidden, at(o.out));
@@ -315,7 +253,7 @@ class Run {
   void experts(const Op& o, const RankExperts& here, const BiasedMoe* biased) {
     const Moe& moe = *(const Moe*)o.table;
     const OwnExperts& own = here.own;
-    const int64_t rows = is_shared(o.in) ? all_rows_ : s_.rows;
+    const int64_t rows = rows_of(o.in);
     const LoraStep& lora = is_shared(o.in) ? r_->everyones : *r_->lora;
     const ExpertAdapters adapters = here.gate_up < 0 ? ExpertAdapters{} : ExpertAdapters{lora.groups, lora.count, here.gate_up, here.down};
     const Hosts to = stage_hosts(*r_);
@@ -422,13 +360,8 @@ class Run {
     return normed;
   }
 
-  const Model& m_;
-  const Step& s_;
-  Ranks* r_;
-  const int32_t *numbers_, *is_shared_;
-  int64_t all_rows_;
+  const int32_t* numbers_;
   int32_t lost_ = 0;
-  std::vector<int64_t> starts_;
 };
 
 }  // namespace
