@@ -29,7 +29,7 @@ from baton.engine.speculate.draft import BatchSpeculator, Draft
 from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.judge import Writer
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling

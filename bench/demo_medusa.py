@@ -35,7 +35,7 @@ from baton.engine.abilities import internals_of
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.speculate.draft import BatchSpeculator
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling

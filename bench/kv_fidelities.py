@@ -23,7 +23,7 @@ from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import ModelSpec
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kernels.abi import native
 from baton.kv.layout.coding import NAMES, coded_bytes, decode, encode
 from baton.kv.layout.page import layout_for

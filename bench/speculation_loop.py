@@ -18,7 +18,7 @@ from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kernels.abi import native
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch

@@ -25,7 +25,7 @@ from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.plan import SampledToken, SequenceStep, StepPlan, StepResult
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import ALL, marked, parsed
 from baton.kv.layout.state import state_pages

@@ -33,7 +33,8 @@ from baton.engine.load import load_runner
 from baton.engine.plan import Runner
 from baton.engine.program.rank_program import kv_share
 from baton.engine.speculate.draft import Speculator
-from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.steps.loop import StepLoop
+from baton.engine.steps.parts import EngineParts
 from baton.engine.steps.succession import succession
 from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend

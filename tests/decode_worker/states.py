@@ -12,7 +12,8 @@ from typing import Any
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.plan import Runner
-from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.steps.loop import StepLoop
+from baton.engine.steps.parts import EngineParts
 from baton.kv.layout.state import state_pages
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool

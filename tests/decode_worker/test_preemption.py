@@ -33,7 +33,7 @@ from baton.engine.grammar.running import Grammars
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop

@@ -23,7 +23,7 @@ from baton.engine.speculate.heads.files import HeadFiles, Target, packing
 from baton.engine.speculate.heads.medusa import Medusa, read_medusa
 from baton.engine.speculate.lookahead import Lookahead
 from baton.engine.speculate.names import speculators
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kernels.abi import native
 from baton.kv.pages.lease import PageLease
 from baton.kv.pages.pool import PagePool

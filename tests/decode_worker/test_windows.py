@@ -18,7 +18,8 @@ from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner
-from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.steps.loop import StepLoop
+from baton.engine.steps.parts import EngineParts
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.lease import LEAST_SLIDE
 from baton.kv.pages.pool import PagePool

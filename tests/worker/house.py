@@ -19,7 +19,7 @@ from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.router_session import RouterSession, TokenFrame
 from baton.decode_worker.io.service import DecodeService
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import Filler
 from baton.kv.exchange.source import BlockSource, FetchedPage

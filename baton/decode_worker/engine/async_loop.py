@@ -27,7 +27,7 @@ from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.abilities import AsyncSteps
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.steps.isolate import StepOutcome, outcome_of, run_isolated
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.protos.errors import RankLost
 
 log = logging.getLogger("baton.engine")

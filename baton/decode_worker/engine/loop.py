@@ -32,7 +32,8 @@ from baton.engine.speculate.drafter import Drafter
 from baton.engine.states import AttentionReach
 from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
-from baton.engine.steps.loop import IDLE_WAIT_S, EngineParts, StepLoop, note
+from baton.engine.steps.loop import IDLE_WAIT_S, StepLoop, note
+from baton.engine.steps.parts import EngineParts
 from baton.engine.steps.sharing import prefixes_in_the_way
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info

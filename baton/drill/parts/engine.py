@@ -36,7 +36,8 @@ from baton.engine.adapters.table import AdapterTable
 from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.grammar.running import Grammars
 from baton.engine.plan import ModelSpec, Runner
-from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.steps.loop import StepLoop
+from baton.engine.steps.parts import EngineParts
 from baton.engine.steps.succession import succession
 from baton.engine.wide_pages import widened
 from baton.kv.layout.tables import MARK, table_count

@@ -12,7 +12,7 @@ from baton.engine.program import ops as p
 from baton.engine.program.program import Program
 from baton.engine.program.rank_program import Rank, Rows
 
-MOST_EXPERT_LAYERS = 256  # layers of experts whose rows are counted, as in kernels/step/ranks.h
+MOST_EXPERT_LAYERS = 256  # layers of experts whose rows are counted, as in kernels/step/ranks/ranks.h
 EXPERTS = "experts"  # the register of all experts' outputs
 
 

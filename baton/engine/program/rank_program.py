@@ -15,7 +15,7 @@ from baton.engine.program.sites import expert_sites, head_site
 
 PANEL = 64  # rows that a kernel multiplies by together: ranks' parts begin with a panel unless one would be empty
 MOST = 64  # ranks, as many as collective.h takes
-BY_COLUMNS, BY_ROWS, BY_LAYERS = range(3)  # step/ranks.h: DealKind
+BY_COLUMNS, BY_ROWS, BY_LAYERS = range(3)  # step/ranks/ranks.h: DealKind
 Rows = tuple[tuple[int, int], ...]  # ranges [begin, end) of a stacked weight's rows
 
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "ranks.h"
+#include "ranks/ranks.h"
 
 namespace baton {
 namespace {

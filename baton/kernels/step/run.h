@@ -16,9 +16,9 @@
 #include "../rope_append/own_heads.h"
 #include "../swiglu/product.h"
 #include "../swiglu/strided.h"
-#include "elsewhere.h"
+#include "ranks/elsewhere.h"
 #include "forms.h"
-#include "ranks.h"
+#include "ranks/ranks.h"
 #include "registers.h"
 #include "span_ops.h"
 

@@ -17,7 +17,8 @@ from baton.engine.request_checks import check_request
 from baton.engine.states import AttentionReach
 from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
-from baton.engine.steps.loop import EngineParts, StepLoop
+from baton.engine.steps.loop import StepLoop
+from baton.engine.steps.parts import EngineParts
 from baton.engine.steps.sharing import prefixes_in_the_way
 from baton.kv.layout import prefix
 from baton.kv.layout.room import reading_room

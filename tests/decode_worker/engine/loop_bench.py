@@ -10,7 +10,7 @@ import pytest
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, rows_after
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kernels.abi.cores import LentCores
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool

@@ -10,7 +10,7 @@ import pytest
 
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, rows_after
 from baton.engine.plan import StepPlan, StepResult
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kv.layout import prefix
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool

@@ -37,7 +37,7 @@ HEAR = -2  # ranks.h: listen on the socket
 
 
 class SharedStatesStruct(ctypes.Structure):
-    """Mirrors the C struct SharedStates of step/ranks.h."""
+    """Mirrors the C struct SharedStates of step/ranks/ranks.h."""
 
     _fields_ = (
         ("rooms", P * 2),
@@ -47,13 +47,13 @@ class SharedStatesStruct(ctypes.Structure):
 
 
 class PageExtentStruct(ctypes.Structure):
-    """Mirrors the C struct PageExtent of step/ranks.h."""
+    """Mirrors the C struct PageExtent of step/ranks/ranks.h."""
 
     _fields_ = tuple((name, I64) for name in ("at", "bytes", "stride", "count"))
 
 
 class RanksStruct(ctypes.Structure):
-    """Mirrors the C struct Ranks of step/ranks.h."""
+    """Mirrors the C struct Ranks of step/ranks/ranks.h."""
 
     _fields_ = (
         ("group", Group),
@@ -81,7 +81,7 @@ class RanksStruct(ctypes.Structure):
 
 
 class DealStruct(ctypes.Structure):
-    """Mirrors the C struct Deal of step/ranks.h."""
+    """Mirrors the C struct Deal of step/ranks/ranks.h."""
 
     _fields_ = (
         *((name, P) for name in ("owners", "adapters")),

@@ -26,7 +26,7 @@ from baton.kv.layout.tables import table_count
 from baton.protos.nouns import KvLayout
 
 ALIGN = 64  # bytes
-GATHER, EXPERTS, BIASED_EXPERTS, MIX, EXCHANGE = range(128, 133)  # step/ranks.h: RankOpKind
+GATHER, EXPERTS, BIASED_EXPERTS, MIX, EXCHANGE = range(128, 133)  # step/ranks/ranks.h: RankOpKind
 
 
 def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -41,7 +41,7 @@ def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class CarriedRegisters(ctypes.Structure):
-    """Mirrors the C struct CarriedRegisters of step/ranks.h: registers that ranks pass to one another."""
+    """Mirrors the C struct CarriedRegisters of step/ranks/ranks.h: registers that ranks pass to one another."""
 
     _fields_ = (("registers", P), ("first", I64), ("count", I32), ("pad", I32))
 
@@ -53,13 +53,13 @@ class OwnExpertsStruct(ctypes.Structure):
 
 
 class LastOpsStruct(ctypes.Structure):
-    """Mirrors the C struct LastOps of step/ranks.h."""
+    """Mirrors the C struct LastOps of step/ranks/ranks.h."""
 
     _fields_ = (("registers", P), ("is_shared", P), ("begin", I64), ("count", I32), ("pad", I32))
 
 
 class RankExpertsStruct(ctypes.Structure):
-    """Mirrors the C struct RankExperts of step/ranks.h."""
+    """Mirrors the C struct RankExperts of step/ranks/ranks.h."""
 
     _fields_ = (("layer", BiasedMoeStruct), ("own", OwnExpertsStruct), ("gate_up", I64), ("down", I64))
 

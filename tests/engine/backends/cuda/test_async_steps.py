@@ -16,7 +16,7 @@ from baton.engine.abilities import async_steps_of
 from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.engine.wide_pages import widened
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch

@@ -20,7 +20,7 @@ from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.load import load_runner
 from baton.engine.plan import StepPlan, StepResult
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.steps.loop import EngineParts
+from baton.engine.steps.parts import EngineParts
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling, TokenRun

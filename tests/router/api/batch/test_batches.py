@@ -21,7 +21,6 @@ from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unava
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key, noted, revoke_key
 from baton.router.adapters.registry import AdapterRegistry
-from baton.router.api.batch import attempts
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.batch.lines import answer_line
@@ -216,7 +215,7 @@ async def test_lines_under_way_of_a_cancelled_batch_end_within_a_grace(bench, fa
 
 
 async def test_what_may_pass_is_tried_again(bench, fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("baton.router.api.batch.attempts.FIRST_PAUSE_S", 0.01)
     opened, full = fake.open, [Overloaded("full", retry_after_s=0.01)] * 2
 
     def open_later(request):

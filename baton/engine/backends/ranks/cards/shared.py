@@ -27,7 +27,7 @@ HEAR, LEFT = -2, -3  # ranks.h
 
 
 class TakenPlan(ctypes.Structure):
-    """Mirrors the C struct TakenPlan of step/ranks.h."""
+    """Mirrors the C struct TakenPlan of step/ranks/ranks.h."""
 
     _fields_ = (("step", Step), ("brought", P), *((name, I64) for name in ("brought_count", "positions")))
 

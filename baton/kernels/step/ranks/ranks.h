@@ -1,6 +1,6 @@
 // A step by several processes that have each a part of the weights. Knows nothing of who starts them.
 //
-// The ranks share one memory: a page where they meet (../collective), the plan of the present step, the rotary angles,
+// The ranks share one memory: a page where they meet (../../collective), the plan of the present step, the rotary angles,
 // those registers that ranks fill together, and the logits. A rank multiplies by its own rows of every matrix over the whole
 // of its inputs, so that a result has the bits that it has on one rank, whatever the kind of weights; it writes what it
 // computed where the others read it, and GATHER is a meeting. KV pages are the worker's, with all heads in them: a rank writes
@@ -12,7 +12,7 @@
 // runs them over one part of the rows after the other; what the residual stream is between two stages lies in shared memory, and a
 // seat per stage tells how many parts it has handed on. A stage is one rank, or several that share its layers by columns.
 //
-// Ranks of other hosts have such memory, and pages, of their own (../collective/links.h, elsewhere.h): a rank writes its part there, too,
+// Ranks of other hosts have such memory, and pages, of their own (../../collective/links.h, elsewhere.h): a rank writes its part there, too,
 // before it raises its seat. The lead's pages have all keys and values; another host's have those that its own ranks read.
 //
 // Between a read of a shared register and its next writing lies a meeting for another register: whoever splits a program
@@ -24,12 +24,12 @@
 // The ops behind the last one that stores anything run for the rows alone whose results are read, where the plan says so (`spares`):
 // with registers of their own, those that ranks fill together behind all others in the shared memory.
 #pragma once
-#include "../abi/heads.h"
-#include "../abi/states.h"
-#include "../collective/links.h"
-#include "../lora/lora.h"
-#include "../moe/own_experts.h"
-#include "step.h"
+#include "../../abi/heads.h"
+#include "../../abi/states.h"
+#include "../../collective/links.h"
+#include "../../lora/lora.h"
+#include "../../moe/own_experts.h"
+#include "../step.h"
 
 namespace baton {
 

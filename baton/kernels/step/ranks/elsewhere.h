@@ -1,7 +1,7 @@
 // What a rank's step writes to other hosts: the plan, its part of registers that ranks fill together, keys and values, logits. Knows
-// nothing of connections (../collective/links.h). On one host all of it is nothing.
+// nothing of connections (../../collective/links.h). On one host all of it is nothing.
 #pragma once
-#include "../latent_attention/latent.h"
+#include "../../latent_attention/latent.h"
 #include "ranks.h"
 
 namespace baton {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../abi/kv.h"
+#include "../../abi/kv.h"
 
 namespace baton {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "step.h"
+#include "../step.h"
 
 namespace baton {
 

@@ -6,7 +6,7 @@
 
 #include "elsewhere.h"
 #include "part.h"
-#include "run.h"
+#include "../run.h"
 
 namespace baton {
 namespace {
