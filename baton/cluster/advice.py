@@ -7,6 +7,7 @@ mode. A Redis that lost pin and mode is told again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, TypeVar, cast
@@ -20,6 +21,13 @@ from baton.cluster.store.kept_values import Answers, KeptValues
 
 ADVICE_TTL_S = 120.0  # seconds until advice expires, because a controller that is gone advises nothing
 TIMELINE = 256  # entries of the timeline that Redis keeps
+# KEYS: pin; ARGV: the one to replace, the one to write ("": none)
+_REPLACE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
+"""
 T = TypeVar("T")
 log = logging.getLogger("baton.cluster")
 
@@ -123,6 +131,7 @@ class AdviceStore:
         self._advice, self._timeline, self._pin, self._mode = (
             f"{{{namespace}}}:control:{name}" for name in ("advice", "timeline", "pin", "mode")
         )
+        self._replace = redis.register_script(_REPLACE)
         what = "the operator's mode and pin"
         self._kept = KeptValues(redis, f"{{{namespace}}}:control:kept", what, self._read_wishes, self._write_wishes)
 
@@ -182,6 +191,12 @@ class AdviceStore:
         except (RedisError, OSError):
             return False
         return True
+
+    async def unpin(self, pin: RatioPin, earlier: RatioPin | None) -> None:
+        """Puts ``earlier`` (None: no pin) in the place of ``pin``, unless another pin has come in its place."""
+        mine, before = msgspec.msgpack.encode(pin), msgspec.msgpack.encode(earlier) if earlier else b""
+        with contextlib.suppress(RedisError, OSError):
+            await self._replace(keys=[self._pin], args=[mine, before])
 
     async def pinned(self) -> RatioPin | None:
         """Returns the operator's pin; None if there is none.

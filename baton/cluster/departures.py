@@ -80,9 +80,13 @@ class Departures:
         """Stores a departure, unless its cause is known already. Never raises; waits at most WAIT_S."""
         try:
             async with asyncio.timeout(WAIT_S):
-                await self._note(keys=self._keys, args=_args(departure))
+                await self.write(departure)
         except (TimeoutError, RedisError, OSError) as error:
             log.info("the departure of %s is not kept: %s", departure.worker_id, error)
+
+    async def write(self, departure: Departure) -> None:
+        """Does what ``note`` does, for however long it takes. Raises RedisError and OSError."""
+        await self._note(keys=self._keys, args=_args(departure))
 
     async def recent(self) -> tuple[Departure, ...]:
         """Returns the departures of the last hour, newest first."""

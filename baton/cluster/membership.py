@@ -7,10 +7,10 @@ age is measured by Redis's clock alone (what is left of its lease), plus the rea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 from baton.cluster.departures import KEPT, Departure, Departures
 from baton.cluster.prefix_index import CHANGE, Argument, PrefixPublisher
 from baton.cluster.store.connections import MOST, CancellableConnection, ReloadingConnection, WaitingPool
+from baton.cluster.store.patience import CircuitBreaker
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
@@ -32,6 +33,8 @@ LEASE_S = 5.0  # seconds that an entry lasts without a beat
 BEAT_S = 0.5  # seconds between two beats: ten fit a lease
 FORGET_S = 10.0  # seconds without a heartbeat after which a reader forgets a worker
 LEFT = "left"
+# Seconds that a worker which leaves waits for Redis, over all that it has to say, because it isn't asked again.
+LAST_WORDS_S, SILENT_S = 1.0, 60.0
 CANCEL_AGAIN_S = 0.2  # seconds until a task is cancelled again, because redis-py may lose the first time
 
 # KEYS: set of blocks, set of ids, entry, number of news; ARGV: those of CHANGE, id, info, load
@@ -125,6 +128,7 @@ class Membership:
         self._ttl_ms, self._beat_s, self._wall_clock = int(ttl_s * 1000), beat_s, wall_clock
         self._beat_script = redis.register_script(_ENTRY + CHANGE)
         self._entry_script = redis.register_script(_ENTRY + "return 1")
+        self._last_words = CircuitBreaker(LAST_WORDS_S, SILENT_S, lambda: asyncio.get_running_loop().time())
         self.look: Callable[[], None] = lambda: None
         self._task: asyncio.Task[None] | None = None
         self.connected = True
@@ -149,20 +153,35 @@ class Membership:
         self._note(True)
         return True
 
+    async def announce_end(self, info: WorkerInfo) -> None:
+        """Tells routers ``info``, which says that the worker drains, unless Redis is late."""
+        self.info = info
+        await self._say_last("drains", self.beat)
+
     async def depart(self, cause: str, detail: str) -> None:
         """Records why the worker leaves; it stays a member until ``leave``."""
-        info = self.info
-        await self._departures.note(
-            Departure(info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock(), info.model_id)
-        )
+        info, at = self.info, self._wall_clock()
+        left = Departure(info.worker_id, info.incarnation, info.role, cause, detail, at, info.model_id)
+        await self._say_last(cause, partial(self._departures.write, left))
 
     async def leave(self) -> None:
         """Marks the entry as left, so that routers drop the worker at their next poll instead of when its lease
         expires.
         """
-        with contextlib.suppress(RedisError, OSError):
-            await self._write(msgspec.structs.replace(self.info, state=LEFT))
-            await self.index.clear()
+        await self._say_last(LEFT, self._leave)
+
+    async def _leave(self) -> None:
+        await self._write(msgspec.structs.replace(self.info, state=LEFT))
+        await self.index.clear()
+
+    async def _say_last(self, what: str, say: Callable[[], Awaitable[object]]) -> None:
+        """Has ``say`` tell Redis one of the last things. A Redis that hangs must not use up the time in which the
+        worker's requests end and its ports close.
+        """
+        try:
+            await self._last_words.ask(say)
+        except (TimeoutError, RedisError, OSError) as error:
+            log.info("Redis isn't told of %s that it %s: %s", self.info.worker_id, what, error or "it is late")
 
     async def __aenter__(self) -> Membership:
         await self.beat()

@@ -258,7 +258,8 @@ class Controller:
         log.info("%d:%d -> %d:%d (%s): %s", *before, *after, ", ".join(names), decision.reason)
         change = TimelineEntry(looked.at, "rerole", before, after, decision.reason, tuple(names))
         try:
-            made = await self._while_leading(self._roles.move(names, role, self._config.grace_s))
+            change_roles = self._roles.move(names, role, self._config.grace_s, counted=before)
+            made = await self._while_leading(change_roles)
         except BatonError as error:
             self._history = self._history.changed(self._clock(), by, self._config.cooldown_s)
             await self._note(msgspec.structs.replace(change, kind="failed", reason=f"{change.reason}; {error}"))

@@ -18,11 +18,14 @@ from baton.cluster.roster_news import RosterNews
 from baton.engine.backends.ranks.hosts.layout import places_of_ranks
 from baton.protos.channel import EngineReady
 from baton.protos.nouns import WorkerInfo, of_this_build
+from baton.protos.rpc import heed_cancel
 from baton.worker.figures.report import WorkerReport
 from baton.worker.peers import Peers
 from baton.worker.server import RoleRuntime
 from baton.worker.slots import SlotRecord
 from baton.worker.spec import WorkerSpec
+
+WITHDRAW_EVERY_S = 0.5  # seconds between two tries to withdraw a wished role
 
 
 async def start_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
@@ -99,10 +102,12 @@ async def enter(
     member = Membership(redis, own.namespace, worker.control.info, own.lease_s, own.beat_s, wall_clock)
     member.publish(held, ())
     worker.blocks.announce_to(member.publish)
-    worker.control.announce = partial(_announce, member, RoleWishes(redis, own.namespace))
+    announcer = RoleAnnouncer(member, RoleWishes(redis, own.namespace))
+    worker.control.announce = announcer.announce
     member.load = report.load()
     member.look = partial(_look, member, worker, report)
     await stack.enter_async_context(member)
+    stack.push_async_callback(end_task, asyncio.create_task(announcer.run(), name="withdrawn wishes"))
     if spec.role == "prefill":
         peers = Peers(
             member.info,
@@ -115,10 +120,45 @@ async def enter(
     return member
 
 
-async def _announce(member: Membership, wishes: RoleWishes, info: WorkerInfo, role: str) -> bool:
-    """Announces that the worker drains, to come back in ``role``; what can be taken back comes first."""
-    member.info = info
-    return await member.beat() and await wishes.want(info.worker_id, role)
+class RoleAnnouncer:
+    """Tells Redis of a worker's changes of role, by ``member``'s heartbeat and ``wishes``.
+
+    A wish that Redis may hold although the change came to nothing is withdrawn, as soon as Redis answers again: a
+    restarted worker would begin in a role that it refused, or that whoever asked for it was told it won't take.
+    """
+
+    def __init__(self, member: Membership, wishes: RoleWishes) -> None:
+        self._member, self._wishes = member, wishes
+        self._turn, self._owes = asyncio.Lock(), asyncio.Event()
+        self._owed = "", ""  # slot and role that Redis is yet to be told
+
+    async def announce(self, info: WorkerInfo, role: str) -> bool:
+        """Announces that the worker drains, to come back in ``role``, or that it stays in its own; returns False if
+        Redis is away. What can be taken back comes first.
+        """
+        async with self._turn:
+            self._owes.clear()
+            self._member.info = info
+            sent, told = False, False
+            try:
+                if await self._member.beat():
+                    sent = True
+                    told = await self._wishes.want(info.worker_id, role)
+            finally:
+                if not told and (sent or role == info.role):  # a wish may be there although its answer is missing
+                    self._owed = info.worker_id, info.role
+                    self._owes.set()
+            return told
+
+    async def run(self) -> None:
+        """Withdraws what Redis wasn't told, until cancelled."""
+        while True:
+            await self._owes.wait()
+            async with self._turn:
+                if self._owes.is_set() and await self._wishes.want(*self._owed):
+                    self._owes.clear()
+            heed_cancel()
+            await asyncio.sleep(WITHDRAW_EVERY_S)
 
 
 def _look(member: Membership, worker: RoleRuntime, report: WorkerReport) -> None:

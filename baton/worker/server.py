@@ -188,8 +188,7 @@ class RoleRuntime:
     async def _leave(self, grace_s: float, member: Membership | None) -> None:
         await self.health.enter_graceful_shutdown()
         if member is not None:
-            member.info = msgspec.structs.replace(self.control.info, state="draining")
-            await member.beat()
+            await member.announce_end(msgspec.structs.replace(self.control.info, state="draining"))
         await self.control.drain(grace_s)
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:

@@ -64,6 +64,18 @@ async def test_a_pin_and_a_mode_stay_until_they_are_taken_back(redis):
     assert (await store.pinned(), await store.wishes()) == (None, OperatorWishes("auto", None))
 
 
+async def test_an_operator_takes_back_no_pin_but_his_own(redis):
+    """His ratio could not be formed; another operator's could, and was pinned meanwhile."""
+    store, other = AdviceStore(redis, "t"), RatioPin(2, 2, 3.0, "bob")
+    for earlier in (PIN, None):
+        await store.pin(other)
+        await store.unpin(other, earlier)
+        assert await store.pinned() == earlier
+    await store.pin(other)
+    await store.unpin(PIN, None)
+    assert await store.pinned() == other
+
+
 async def test_a_pin_and_a_mode_stay_when_redis_restarts_empty(redis):
     leader = AdviceStore(redis, "t")
     await leader.pin(PIN)

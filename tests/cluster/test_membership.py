@@ -1,11 +1,13 @@
 import asyncio
 import contextlib
+import os
+import signal
 
 import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.membership import LEASE_S, Membership, PolledRoster, WorkerEntry, end_task
+from baton.cluster.membership import LAST_WORDS_S, LEASE_S, Membership, PolledRoster, WorkerEntry, end_task
 from baton.launch.redis_server import RedisServer
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import KvLayout, WorkerInfo
@@ -111,6 +113,24 @@ async def test_the_last_view_stays_while_redis_is_away(redis: Redis, server: Red
     assert roster.connected
     assert member.connected
     assert roster.away_s is None
+
+
+async def test_one_that_leaves_waits_for_a_redis_that_hangs_only_once(redis: Redis, server: RedisServer) -> None:
+    """The time in which a worker has to be gone is for its requests, its ports and its engine."""
+    assert server.pid is not None
+    member, now = Membership(redis, "ns", worker(), beat_s=0.05), asyncio.get_running_loop().time
+    await member.__aenter__()
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(0.1)  # its heartbeat hangs, too
+        began = now()
+        await member.announce_end(msgspec.structs.replace(member.info, state="draining"))
+        await member.depart("drained", "told to stop")
+        await member.__aexit__()
+        took = now() - began
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert took < 2 * LAST_WORDS_S
 
 
 async def test_an_entry_nobody_can_read_is_skipped(redis: Redis) -> None:

@@ -45,7 +45,10 @@ class Cluster:
     def least_busy(self, become: str, count: int) -> list[str]:
         return sorted(slot for slot, role in self.roles.items() if role != become)[:count]
 
-    async def move(self, names: list[str], role: str, grace_s: float) -> list[RoleChange]:
+    async def move(
+        self, names: list[str], role: str, grace_s: float, counted: tuple[int, int] | None = None
+    ) -> list[RoleChange]:
+        assert counted == self.usable()
         self.roles |= dict.fromkeys(names, role)
         return [RoleChange(name, "", role, 0.1) for name in names]
 
@@ -196,11 +199,11 @@ async def test_a_leader_stays_the_leader_while_a_change_takes_longer_than_its_le
     looked._config = looked._config.model_copy(update={"interval_s": 0.05})
     other, move, lost = NamedLease(redis, "baton", "controller", "other", 2.0), cluster.move, []
 
-    async def slowly(*asked: object) -> list[RoleChange]:
+    async def slowly(*asked: object, counted: object) -> list[RoleChange]:
         for _ in range(25):
             await asyncio.sleep(0.1)
             lost.append(await other.hold())
-        return await move(*asked)
+        return await move(*asked, counted=counted)
 
     cluster.move = slowly
     assert await looked._lease.hold()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.steps.loop import StepLoop
 from baton.kernels.abi.cores import LentCores
+from baton.launch.redis_server import RedisServer
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
+from baton.protos.beside import beside
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable
 from baton.protos.nouns import EngineRequest, KvLayout, Sampling, WorkerInfo, process_of
 from baton.worker import drafts, engine_main, membership
@@ -223,9 +228,27 @@ async def test_a_change_of_role_that_is_not_announced_leaves_no_wish(beats: bool
         return wants
 
     member: Any = SimpleNamespace(beat=lambda: ready(beats))
-    info = control(Service(), []).info
-    told = await membership._announce(member, SimpleNamespace(want=want), info, "d")  # type: ignore[arg-type]
+    announcer = membership.RoleAnnouncer(member, SimpleNamespace(want=want))  # type: ignore[arg-type]
+    told = await announcer.announce(control(Service(), []).info, "d")
     assert (told, wished[-1]) == (wish == "d", wish)
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["a refused role", "an answer that is lost"])
+async def test_a_wish_is_withdrawn_once_redis_is_back(redis: Redis, server: RedisServer, refused: bool) -> None:
+    """A restart would begin in the role that the worker refused, or that the operator was told it won't take."""
+    info, wishes = control(Service(), []).info, membership.RoleWishes(redis, "ns")
+    member: Any = SimpleNamespace(beat=lambda: ready(not refused))
+    announcer = membership.RoleAnnouncer(member, wishes)
+    assert server.pid is not None
+    assert await wishes.want("w-3", "prefill")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        assert not await announcer.announce(info, "decode" if refused else "prefill")
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    async with beside(announcer.run(), "wishes"), asyncio.timeout(30):
+        while await wishes.of("w-3") != "decode":
+            await asyncio.sleep(0.01)
 
 
 async def test_routers_are_told_before_requests_end_and_sessions_end_last() -> None:

@@ -20,6 +20,7 @@ from baton.protos.errors import (
     ErrorInfo,
     InvalidRequest,
     NoWorker,
+    Unavailable,
     WorkerUnknown,
     from_info,
 )
@@ -34,6 +35,7 @@ AWAY_S = 30.0  # seconds without any sign of a worker that changes, after which 
 # Seconds that a change may take however much is seen of its worker. It is longer than a worker gives its own engine
 # to load a draft model (``worker.host.LOAD_S``), because after that it ends itself.
 LONGEST_S = 330.0
+SETTLE_S = 1.0  # seconds that a change waits for links to workers that another router has just changed
 LOOK_S = 0.05  # seconds between two looks whether a worker serves its new role
 ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
 
@@ -116,27 +118,37 @@ class RoleControl:
         return (await self.move([worker_id], role, grace_s, force))[0]
 
     async def move(
-        self, worker_ids: Sequence[str], role: str, grace_s: float = GRACE_S, force: bool = False
+        self,
+        worker_ids: Sequence[str],
+        role: str,
+        grace_s: float = GRACE_S,
+        force: bool = False,
+        counted: tuple[int, int] | None = None,
     ) -> list[RoleChange]:
         """Changes several workers' roles at once and waits until all serve in it; running prefills get ``grace_s``
         seconds.
 
-        Raises WorkerUnknown, NoWorker, DeadlineExceeded, Unavailable, the error of a worker that can't begin the
-        role, and InvalidRequest: unless ``force``, each role that workers leave must keep a ready worker of the
-        same model.
+        Raises WorkerUnknown, NoWorker, DeadlineExceeded, the error of a worker that can't begin the role,
+        InvalidRequest (unless ``force``, each role that workers leave must keep a ready worker of the same model),
+        and Unavailable, also if the usable (prefill, decode) workers aren't as many as the caller ``counted``.
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
         async with self._turn, self._undisturbed():
-            links = [self._link(name) for name in worker_ids]
-            if not force:
-                self._require_others([link.info for link in links if link.info.role != role])
-            changes = (self._set_role(link, role, grace_s) for link in links)
-            ended = await asyncio.gather(*changes, return_exceptions=True)  # none goes on behind our back
-            for failure in ended:
-                if isinstance(failure, BaseException):
-                    raise failure
-            return [change for change in ended if isinstance(change, RoleChange)]
+            if counted is not None and self.usable() != counted:
+                raise Unavailable("workers' roles have changed since they were counted", retry_after_s=1.0)
+            return await self._move(worker_ids, role, grace_s, force)
+
+    async def _move(self, worker_ids: Sequence[str], role: str, grace_s: float, force: bool) -> list[RoleChange]:
+        links = [self._link(name) for name in worker_ids]
+        if not force:
+            self._require_others([link.info for link in links if link.info.role != role])
+        changes = (self._set_role(link, role, grace_s) for link in links)
+        ended = await asyncio.gather(*changes, return_exceptions=True)  # none goes on behind our back
+        for failure in ended:
+            if isinstance(failure, BaseException):
+                raise failure
+        return [change for change in ended if isinstance(change, RoleChange)]
 
     async def set_ratio(
         self, prefill: int, decode: int, grace_s: float = GRACE_S, force: bool = False
@@ -145,14 +157,16 @@ class RoleControl:
 
         Raises InvalidRequest naming the ratios that could be formed, and as ``move``.
         """
-        now = self.ratio()
-        if prefill + decode != sum(now) or decode < 1 or prefill < 0:
-            raise cannot_form(f"{prefill}:{decode}", sum(now))
-        role, count = ("decode", now[0] - prefill) if prefill < now[0] else ("prefill", prefill - now[0])
-        leaving = self.least_busy(role, count)
-        if len(leaving) < count:
-            raise NoWorker(f"only {len(leaving)} of the {count} workers to change are ready now", retry_after_s=2.0)
-        return await self.move(leaving, role, grace_s, force) if count else []
+        async with self._turn, self._undisturbed():  # roles are counted when nobody else changes them
+            now = self.ratio()
+            if prefill + decode != sum(now) or decode < 1 or prefill < 0:
+                raise cannot_form(f"{prefill}:{decode}", sum(now))
+            role, count = ("decode", now[0] - prefill) if prefill < now[0] else ("prefill", prefill - now[0])
+            leaving = self.least_busy(role, count)
+            if len(leaving) < count:
+                text = f"only {len(leaving)} of the {count} workers to change are ready now"
+                raise NoWorker(text, retry_after_s=2.0)
+            return await self._move(leaving, role, grace_s, force)
 
     def least_busy(self, become: str, count: int) -> list[str]:
         """Returns the ids of up to ``count`` ready workers to change to role ``become``, the least loaded first and
@@ -170,8 +184,18 @@ class RoleControl:
         """Keeps other routers from changing roles while entered: each could count on the other's worker to stay."""
         async with self._alone() if self._alone is not None else nullcontext():
             if self._alone is not None:
-                await self._look()  # what the one before has changed
+                await self._look_until_connected()
             yield
+
+    async def _look_until_connected(self) -> None:
+        """Takes what the router before has changed. Workers in a new role are connected to within milliseconds, and
+        would count as gone until then; one that is gone is waited for SETTLE_S in vain.
+        """
+        until = self._clock() + SETTLE_S
+        await self._look()
+        while self._clock() < until and not all(link.up for link in self._links):
+            await asyncio.sleep(LOOK_S)
+            await self._look()
 
     # ---- one change ----------------------------------------------------------------------------------
 

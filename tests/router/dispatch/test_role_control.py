@@ -145,6 +145,35 @@ async def test_two_routers_at_once_never_turn_the_last_worker_of_a_role(redis: R
     assert (await routers[1].set_role("decode-0", "prefill", 0.0, force=True)).after == "prefill"
 
 
+@pytest.mark.parametrize("routers", [1, 2])
+async def test_of_two_ratios_at_once_the_later_one_counts_what_the_earlier_has_changed(redis: Redis, routers: int):
+    """Counted before it waited for its turn, its one worker would be one that has changed already."""
+    links = [Link(worker(n), after_s=0.05) for n in range(3)] + cluster("prefill")
+    controls = [control(links, RoleTurns(redis, "t", f"r-{n}")) for n in range(routers)]
+    earlier = asyncio.create_task(controls[0].set_ratio(3, 1))
+    await asyncio.sleep(0.02)
+    await controls[-1].set_ratio(2, 2)
+    assert len(await earlier) == 2
+    assert sorted(played(links)) == ["decode", "decode", "prefill", "prefill"]
+
+
+async def test_a_change_decided_on_other_counts_than_there_are_now_is_not_made():
+    links = cluster("decode", "decode", "decode", "prefill")
+    with pytest.raises(Unavailable, match="changed since they were counted"):
+        await control(links).move(["decode-0"], "prefill", 0.0, counted=(0, 4))
+    assert played(links).count("decode") == 3
+    await control(links).move(["decode-0"], "prefill", 0.0, counted=(1, 3))
+    assert played(links).count("decode") == 2
+
+
+async def test_a_worker_that_another_router_has_just_changed_is_counted_once_it_is_connected(redis: Redis):
+    links = cluster("decode", "decode", "prefill")
+    links[0].up = False
+    asyncio.get_running_loop().call_later(0.1, setattr, links[0], "up", True)
+    await control(links, RoleTurns(redis, "t", "one")).set_ratio(2, 1)
+    assert played(links).count("prefill") == 2
+
+
 async def test_roles_are_not_changed_while_routers_cannot_agree_on_them():
     links, gone = cluster("decode", "decode"), connect("unix:///nowhere/redis.sock")
     with pytest.raises(Unavailable, match="Redis is away"):

@@ -68,7 +68,7 @@ def roles_routes(surface: RoleSurface | None) -> APIRouter:
         body = await parsed(RoleBody, await read_body(request, given.max_body_bytes))
         before = given.control.ratio()
         change = await given.control.set_role(slot, body.role, body.grace_s, body.force)
-        await _noted(given, before, [change])
+        await _noted(given, before, given.control.ratio(), [change])
         return json_response(msgspec.to_builtins(change))
 
     @routes.get("/v1/ratio")
@@ -98,14 +98,15 @@ async def _set_ratio(given: RoleSurface, body: RatioBody) -> Json:
         return await shown(control, store)
     prefill, decode = parse_ratio(body.ratio, sum(before))
     earlier = await _pinned(store)
-    if not await store.pin(RatioPin(prefill, decode, given.wall_clock(), _who())):
+    pin = RatioPin(prefill, decode, given.wall_clock(), _who())
+    if not await store.pin(pin):
         raise Unavailable("Redis is away: the ratio could not be pinned", retry_after_s=1.0)
     try:
         changes = await control.set_ratio(prefill, decode, body.grace_s, body.force)
     except BatonError:
-        await store.pin(earlier)  # what could not be formed is not what the cluster is held to
+        await store.unpin(pin, earlier)  # what could not be formed is not what the cluster is held to
         raise
-    await _noted(given, before, changes)
+    await _noted(given, before, (prefill, decode), changes)
     return await shown(control, store) | {"changes": msgspec.to_builtins(changes)}
 
 
@@ -134,9 +135,11 @@ async def _pinned(store: AdviceStore) -> RatioPin | None:
         return None
 
 
-async def _noted(given: RoleSurface, before: tuple[int, int], changes: list[RoleChange]) -> None:
+async def _noted(
+    given: RoleSurface, before: tuple[int, int], after: tuple[int, int], changes: list[RoleChange]
+) -> None:
     """An operator's change: pinned, and in the timeline."""
-    now, after = given.wall_clock(), given.control.ratio()
+    now = given.wall_clock()
     await given.store.pin(RatioPin(*after, now, _who()))
     moved = tuple(c.worker for c in changes if c.before != c.after)
     seconds = max((c.seconds for c in changes), default=0.0)
