@@ -83,19 +83,15 @@ def demand(now: Sequence[TrafficSlice], longer: Sequence[TrafficSlice]) -> Deman
 
 
 def backlog(workers: Sequence[ObservedWorker], now: Sequence[TrafficSlice], at: float) -> Backlog:
-    """Returns the work that runs or waits at workers and, by slices younger than FRESH_S at ``at``, in routers.
-
-    Requests that wait in routers count as waiting for decode if it is full, else for prefill.
-    """
+    """Returns the work that runs or waits at workers and, by slices younger than FRESH_S at ``at``, in routers."""
     readers = [w.load for w in workers if w.info.role == "prefill"]
     writers = [w.load for w in workers if w.info.role == "decode"]
     last = {s.router: s for s in now if at - s.at < FRESH_S}.values()
     waiting, tokens = sum(s.waiting for s in last), float(sum(s.waiting_tokens for s in last))
     unread = sum(r.waiting_tokens for r in readers)
     running, preempted = sum(w.running for w in writers), sum(w.waiting for w in writers)
-    if _decode_is_full([w for w in workers if w.info.role == "decode"], bool(unread)):
-        return Backlog(float(unread), running, preempted + waiting)
-    return Backlog(unread + tokens, running, preempted)
+    full = _decode_is_full([w for w in workers if w.info.role == "decode"], bool(unread))
+    return Backlog(float(unread), running, preempted, waiting, tokens, full)
 
 
 def _decode_is_full(writers: Sequence[ObservedWorker], reading: bool) -> bool:

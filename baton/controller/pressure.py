@@ -6,6 +6,9 @@ queued work counts as work. 1.0 is as much as a role carries within its SLO.
     prefill: (new prompt seconds per second + seconds queued / horizon) / workers / BURSTS
     decode:  the most of tokens over the rate at which a step takes the TPOT SLO, KV tokens over the pools', and
              sequences over seats (one is taken while the prompt is computed); both for arrivals and the backlog
+
+A request in a router's queue is work of both roles, as one that arrives is. Counted to one role alone, by what it
+waits for at present, it would pull the ratio from one end to the other and back for as long as there is a queue.
 """
 
 from __future__ import annotations
@@ -35,13 +38,28 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """Holds the work now in the whole cluster: prompt tokens to compute, sequences that decode, and that wait for
-    decode.
+    """Holds the work now in the whole cluster: prompt tokens to compute at prefill workers, sequences that decode,
+    that wait at decode workers, and requests in routers' queues with their prompt tokens.
+
+    ``decode_full``: it is decode workers that the queues wait for at present.
     """
 
     prefill_tokens: float = 0.0
     running: int = 0
     waiting: int = 0
+    queued: int = 0
+    queued_tokens: float = 0.0
+    decode_full: bool = False
+
+    @property
+    def unread_tokens(self) -> float:
+        """Returns the prompt tokens that only prefill workers hold up."""
+        return self.prefill_tokens + (0.0 if self.decode_full else self.queued_tokens)
+
+    @property
+    def unseated(self) -> int:
+        """Returns the number of sequences that only decode workers hold up."""
+        return self.waiting + (self.queued if self.decode_full else 0)
 
 
 class WorkerLimits(msgspec.Struct, frozen=True):
@@ -109,7 +127,7 @@ def pressure(
         prefill,
         decode,
         _prefill(demand, backlog, workers, horizon_s) / max(prefill, 1) / BURSTS,
-        _decode(demand, backlog, workers, max(decode, 1)),
+        _decode(demand, backlog, workers, max(decode, 1), horizon_s),
     )
 
 
@@ -134,7 +152,7 @@ def _prefill(demand: Demand, backlog: Backlog, workers: WorkerLimits, horizon_s:
     """Returns the load on prefill workers, in worker-seconds per second."""
     arriving = workers.prompt_seconds(demand.prefill_tokens, demand.pairs)
     per_token = arriving / demand.prefill_tokens if demand.prefill_tokens else workers.prompt_seconds(1.0, 0.0)
-    return arriving + backlog.prefill_tokens * per_token / horizon_s
+    return arriving + (backlog.prefill_tokens + backlog.queued_tokens) * per_token / horizon_s
 
 
 def _seats(demand: Demand, workers: WorkerLimits, decode: int, context: float) -> float:
@@ -147,10 +165,26 @@ def _seats(demand: Demand, workers: WorkerLimits, decode: int, context: float) -
     return demand.answers / decode * (reading + writing) / workers.max_batch
 
 
-def _decode(demand: Demand, backlog: Backlog, workers: WorkerLimits, decode: int) -> float:
+def _with_queue(demand: Demand, backlog: Backlog, horizon_s: float) -> Demand:
+    """Returns the demand with what routers' queues hold, as if it arrived within ``horizon_s``."""
+    if not demand.answers:
+        return demand
+    more = 1.0 + backlog.queued / horizon_s / demand.answers
+    return Demand(
+        demand.prefill_tokens * more,
+        demand.pairs * more,
+        demand.answers * more,
+        demand.output_tokens * more,
+        demand.context,
+    )
+
+
+def _decode(demand: Demand, backlog: Backlog, workers: WorkerLimits, decode: int, horizon_s: float) -> float:
+    demand = _with_queue(demand, backlog, horizon_s)
     context, rate = max(demand.context, 1.0), demand.output_tokens / decode
     arriving = max(rate / max(capacity(workers, context), 1e-9), _seats(demand, workers, decode, context))
-    there = (backlog.running + backlog.waiting) / decode
+    unknown = backlog.unseated if not demand.output_tokens else backlog.waiting  # or how long answers will be
+    there = (backlog.running + unknown) / decode
     step = workers.step_seconds(min(there, workers.max_batch), context) / workers.slo_step
     seats = there / workers.max_batch
     pool = there * context / (FULL_POOL * max(workers.kv_tokens, 1))

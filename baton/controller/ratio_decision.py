@@ -9,8 +9,9 @@ priority:
 3. The best ratio has the least pressure on its fuller role; of those within ``NEAR``, the closest to the present.
 4. A change must pay: the worker-seconds that are short over ``horizon_s`` against ``change_s`` per moved worker.
 5. It must be wanted at ``confirm`` looks in a row (one, if the load is twice what the ratio carries), not sooner
-   than ``cooldown_s`` after the last change, and gain twice as much to reverse the last one. If the load is twice
-   what is carried, twice as many workers may change at once, and another change the same way waits half as long.
+   than ``cooldown_s`` after the last change, and gain twice as much at twice as many looks to reverse the last one;
+   each reversal in a row doubles those looks, and the time in which they are asked for. If the load is twice what
+   is carried, twice as many workers may change at once, and another change the same way waits half as long.
 6. If predictions are off by more than ``error_bound``, their advice is withheld: only measured queues may move a
    worker, one at a time, from an idle role to one with more work waiting than its SLO allows.
 """
@@ -25,6 +26,8 @@ from baton.controller.pressure import Backlog, Demand, Pressure, WorkerLimits, e
 FAR_OFF = 2.0  # of pressure: no second look is needed
 IDLE = 0.5  # share of what a role can do, below which it has little to do
 TURN_BACK_S = 60.0  # seconds after a change in which its opposite counts as turning back
+CALM_S = 1800.0  # seconds without a change after which it is forgotten that changes were turned back
+MOST_TURNS = 4  # changes turned back in a row that still make the next one harder
 NEAR = 0.05  # share by which pressures may differ and count as alike
 
 
@@ -67,11 +70,14 @@ class History(msgspec.Struct, frozen=True):
     changed_at: float = float("-inf")  # when the last change was made
     changed_by: int = 0  # its direction
     change_s: float = 0.0  # mean seconds of a change; 0: none was seen
+    turns: int = 0  # changes in a row of which each turned the one before back
 
     def changed(self, at: float, by: int, seconds: float) -> History:
         """Returns the history after a change at time ``at`` by ``by`` prefill workers that took ``seconds``."""
         mean = seconds if not self.change_s else 0.7 * self.change_s + 0.3 * seconds
-        return History(0, 0, at, 1 if by > 0 else -1, mean)
+        direction = 1 if by > 0 else -1
+        back = direction == -self.changed_by and at - self.changed_at < CALM_S
+        return History(0, 0, at, direction, mean, min(MOST_TURNS, self.turns + 1) if back else 0)
 
 
 class RatioDecision(msgspec.Struct, frozen=True):
@@ -94,8 +100,10 @@ def decide(look: RatioObservation, history: History, settings: ControlSettings) 
         return _hold(look, "a change is under way"), idle
     if look.strayed and count > 1:
         return _turn_back(look, history, settings)
-    if count < 2 or look.decode < 1:
+    if count < 2:
         return _hold(look, f"{count} worker{'' if count == 1 else 's'} can be given work: there is no choice"), idle
+    if look.decode < 1:
+        return _hold(look, "no decode worker is here: there is no ratio to turn"), idle
     if look.workers is None:
         return _hold(look, "no cost curves yet: workers have not computed enough", withheld="no cost curves"), idle
     if look.prefill < 1:
@@ -155,7 +163,10 @@ def _by_twin(
     short = settings.horizon_s * undone_work(now, best)
     cost = abs(by) * (history.change_s or settings.change_s)
     then = f"{best.prefill_workers}:{best.decode_workers} would be {best.worst:.0%}"
-    if gain < settings.least_gain or short < cost:
+    if gain < settings.least_gain:
+        little = f"{gain:.1%} less, and a change must bring {settings.least_gain:.0%}"
+        return _said(found, f"{says}, {then}: {little}"), history_of(history, 0)
+    if short < cost:
         reason = f"{says}, {then}: gains {short:.1f} worker-seconds, costs {cost:.1f}"
         return _said(found, reason), history_of(history, 0)
     history = history_of(history, 1 if by > 0 else -1)
@@ -171,10 +182,10 @@ def _by_queues(
     found: RatioDecision, look: RatioObservation, workers: WorkerLimits, history: History, settings: ControlSettings
 ) -> tuple[RatioDecision, History]:
     """Decides without the simulated twin, by queues longer than the SLO beside a role that has little to do."""
-    queued = workers.prompt_seconds(look.backlog.prefill_tokens, 0.0) / max(look.prefill, 1)
-    seats = (look.backlog.running + look.backlog.waiting) / (workers.max_batch * look.decode)
+    queued = workers.prompt_seconds(look.backlog.unread_tokens, 0.0) / max(look.prefill, 1)
+    seats = (look.backlog.running + look.backlog.unseated) / (workers.max_batch * look.decode)
     by = 0
-    if queued > workers.ttft_s and seats < IDLE and not look.backlog.waiting and look.decode > 1:
+    if queued > workers.ttft_s and seats < IDLE and not look.backlog.unseated and look.decode > 1:
         by, why = 1, f"prompts wait {queued:.1f} s for prefill, and decode is {seats:.0%} taken"
     elif seats > 1.0 and queued < IDLE * workers.ttft_s and look.prefill > 1:
         by, why = -1, f"decode is {seats:.0%} taken, and prompts wait {queued:.1f} s"
@@ -195,10 +206,11 @@ def _not_yet(
     cooldown = settings.cooldown_s / 2 if goes_on else settings.cooldown_s
     if since < cooldown:
         return f"{cooldown - since:.0f} s of cool-down left"
-    turns = history.wanted == -history.changed_by and since < TURN_BACK_S
+    again = 2**history.turns
+    turns = history.wanted == -history.changed_by and since < TURN_BACK_S * again
     if turns and gain < 2 * settings.least_gain:
         return "it would turn the last change back for too little"
-    needed = settings.confirm * (2 if turns else 1) if worst < FAR_OFF else 1
+    needed = settings.confirm * (2 * again if turns else 1) if worst < FAR_OFF else 1
     if history.times < needed:
         return f"seen {history.times} of {needed} times"
     return None
@@ -232,7 +244,7 @@ def _withheld(twin: TwinError, settings: ControlSettings) -> str:
 
 
 def _queued(backlog: Backlog) -> bool:
-    return bool(backlog.prefill_tokens or backlog.running or backlog.waiting)
+    return bool(backlog.prefill_tokens or backlog.running or backlog.waiting or backlog.queued)
 
 
 def _pinned(pin: RatioPin) -> str:

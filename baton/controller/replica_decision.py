@@ -191,8 +191,8 @@ def _by_queues(
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
     """Decides without the simulated twin: adds a worker if what waits is more than both roles can do."""
     assert look.workers is not None
-    queued = look.workers.prompt_seconds(look.backlog.prefill_tokens, 0.0) / look.prefill
-    seats = (look.backlog.running + look.backlog.waiting) / (look.workers.max_batch * look.decode)
+    queued = look.workers.prompt_seconds(look.backlog.unread_tokens, 0.0) / look.prefill
+    seats = (look.backlog.running + look.backlog.unseated) / (look.workers.max_batch * look.decode)
     reading, writing = queued > look.workers.ttft_s, seats > 1.0
     helped_by_roles = (reading and seats < settings.low) or (
         writing and queued < settings.low * look.workers.ttft_s
@@ -213,7 +213,7 @@ def _by_queues(
 def _fewer(
     look: RatioObservation, placed: PlannedSlots, history: ReplicaHistory, settings: ReplicaSettings
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
-    if placed.workers <= settings.least_workers or look.backlog.waiting:
+    if placed.workers <= settings.least_workers or look.backlog.unseated:
         return _hold(placed), _seen(history, 0)
     ways = sorted(_without_one(look, placed, settings), key=lambda way: way[0].worst)
     if not ways or ways[0][0].worst >= settings.low:

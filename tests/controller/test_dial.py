@@ -101,15 +101,20 @@ def test_demand_is_what_arrives_in_the_shape_of_what_ended():
     assert found.context == 900
 
 
-def test_what_waits_in_routers_is_counted_to_the_role_it_waits_for():
+def test_what_waits_in_routers_is_apart_from_what_waits_at_workers_and_says_which_role_it_waits_for():
     slices = [TrafficSlice("a", 10, 1.0, {}, waiting=5, waiting_tokens=5000)]
     reading = [worker("p", "prefill", waiting_tokens=4096), worker("d", "decode", running=1)]
-    assert observe.backlog(reading, slices, 10.5) == Backlog(9096, 1, 0)
+    found = observe.backlog(reading, slices, 10.5)
+    assert found == Backlog(4096, 1, 0, 5, 5000)
+    assert (found.unread_tokens, found.unseated) == (9096, 0)
     writing = [worker("p", "prefill", waiting_tokens=0), worker("d", "decode", running=8)]
-    assert observe.backlog(writing, slices, 10.5) == Backlog(0, 8, 5)
-    assert observe.backlog(writing, slices, 60.0) == Backlog(0, 8, 0)  # an old word on a queue
+    found = observe.backlog(writing, slices, 10.5)
+    assert found == Backlog(0, 8, 0, 5, 5000, decode_full=True)
+    assert (found.unread_tokens, found.unseated) == (0, 5)
+    old = observe.backlog(writing, slices, 60.0)  # an old word on a queue
+    assert (old.queued, old.unseated) == (0, 0)
     held = [worker("p", "prefill", waiting_tokens=100), worker("d", "decode", running=2, leased_pages=500)]
-    assert observe.backlog(held, slices, 10.5) == Backlog(5100, 2, 0)  # its seats wait for prompts to be read
+    assert not observe.backlog(held, slices, 10.5).decode_full  # its seats wait for prompts to be read
 
 
 def test_costs_come_from_the_role_that_measured_them():

@@ -99,6 +99,30 @@ def test_queues_count_as_work():
     assert (decision.kind, decision.prefill > 2) == ("rerole", True), decision
 
 
+def test_a_queue_in_routers_is_work_of_both_roles_and_changes_no_ratio_that_fits_the_demand():
+    best = {
+        min(every_ratio(READING, Backlog(0, 0, 0, n, n * 1200.0, full), WORKERS, 8, 30.0), key=lambda p: p.worst)
+        for n in (0, 100, 10_000)
+        for full in (False, True)
+    }
+    assert {p.prefill_workers for p in best} == {6}
+    assert max(p.worst for p in best) > 10 * min(p.worst for p in best)
+
+
+def test_each_change_that_is_turned_back_makes_the_next_one_harder():
+    settings, history, prefill, at = msgspec.structs.replace(SETTINGS, cooldown_s=0.0), History(), 5, 1000.0
+    looks = []
+    for demand, at_last in ((WRITING, 3), (READING, 5), (WRITING, 3), (READING, 5), (WRITING, 3)):
+        looks.append(0)
+        while prefill != at_last:
+            at, looks[-1] = at + 5, looks[-1] + 1
+            decision, history = decide(look(prefill, 8 - prefill, demand, at), history, settings)
+            if decision.kind == "rerole":
+                history, prefill = history.changed(at, decision.prefill - prefill, 0.2), decision.prefill
+                break
+    assert looks == [2, 4, 8, 16, 32], looks
+
+
 def test_answers_that_run_count_before_one_of_them_has_ended():
     unknown = Demand(640, 0.0, 10, 0.0, 110)  # nobody knows yet how long these answers will be
     decision, _ = run([look(6, 2, unknown, backlog=Backlog(running=16, waiting=30))])
@@ -137,6 +161,16 @@ def test_advice_is_withheld_when_the_twin_is_off_and_then_only_queues_speak():
 def test_a_few_samples_are_no_verdict_on_the_twin():
     young = TwinError(ttft=5.0, bound=0.5, samples=3)
     assert run([look(1, 7, READING, twin=young)])[0].withheld == ""
+
+
+def test_the_reason_for_staying_is_the_rule_that_holds_it():
+    """Many workers, most of which are too few: a worker more relieves little, though it would do much work."""
+    demand = Demand(60_000.0, 0.0, 50.0, 2000.0, 1200)
+    decision, _ = run([look(19, 13, demand, 1000 + 5 * i) for i in range(3)])
+    assert decision.kind == "hold"
+    assert "less, and a change must bring 10%" in decision.reason, decision
+    nobody_decodes, _ = decide(look(2, 0, demand), History(), SETTINGS)
+    assert "no decode worker" in nobody_decodes.reason
 
 
 def test_a_change_that_costs_more_than_it_gains_is_not_made():
