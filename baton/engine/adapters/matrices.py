@@ -138,6 +138,8 @@ def _absent(module: str, base: AdapterBase) -> str:
         return "stands beside the head, where adapters aren't applied in this model; target other layers"
     if module in base.others:
         return f"stands beside {module}, where adapters aren't applied; leave it out of target_modules"
+    if module.removesuffix(".base_layer").endswith(".experts"):
+        return f"stands beside parameters of {module}, where adapters aren't applied; leave out target_parameters"
     return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"
 
 

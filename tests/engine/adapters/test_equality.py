@@ -206,6 +206,48 @@ def test_an_adapter_that_was_trained_inside_a_larger_model_adds_the_same(tmp_pat
     assert found != answers(runner, [])
 
 
+TRANSFORMERS_NAMES = {
+    "nemotron_h": ("backbone.", "model.", "layers.1.mixer.up_proj"),
+    "mixtral": ("block_sparse_moe.gate", "mlp.gate", "layers.1.mlp.gate"),
+    "phimoe": ("block_sparse_moe.gate", "mlp.router", "layers.1.mlp.router"),
+    "granite_hybrid": ("router.layer", "router", "layers.1.block_sparse_moe.router"),
+}
+
+
+@pytest.mark.parametrize("kind", first_now(list(TRANSFORMERS_NAMES), 2))
+def test_an_adapter_with_the_names_that_transformers_gives_modules_adds_the_same(tmp_path: Path, kind: str) -> None:
+    """PEFT saves the names of modules in memory, which in transformers 5 aren't all those of the checkpoint."""
+    part, module, pattern = TRANSFORMERS_NAMES[kind]
+    model = make(tmp_path / "model", kind)
+
+    def renamed(tensors: dict[str, torch.Tensor]) -> None:
+        found = {name.replace(part, module): tensor for name, tensor in tensors.items()}
+        assert found.keys() != tensors.keys()
+        tensors.clear()
+        tensors.update(found)
+
+    targets = tuple(name for name in EVERYWHERE if name != HEAD)
+    checkpoints_own = pattern.replace(module, part)
+    plain = write(tmp_path / "plain", model, targets, alpha_pattern={checkpoints_own: 3})
+    other = write(tmp_path / "renamed", model, targets, change=renamed, alpha_pattern={pattern: 3})
+    runner = load(model)
+    wanted, found = (answers(runner, [hold(runner, at.name, at)] * 3) for at in (plain, other))
+    assert found == wanted
+    assert found != answers(runner, [])
+
+
+def test_parameters_of_experts_that_take_no_adapter_are_refused_as_such(tmp_path: Path) -> None:
+    model, at = make(tmp_path / "model", "granite_hybrid"), "base_model.model.model.layers.0.block_sparse_moe"
+
+    def experts(tensors: dict[str, torch.Tensor]) -> None:
+        pair = {f"{at}.experts.lora_{half}.weight": torch.ones(8, 8) for half in "AB"}
+        tensors.update(pair)
+
+    adapter = write(tmp_path / "adapter", model, ATTENTION, change=experts)
+    with pytest.raises(AdapterRefused, match=r"beside parameters of model\.layers\.0.*leave out target_parameters"):
+        hold(load(model), "a", adapter)
+
+
 def test_an_adapter_beside_mixes_of_streams_is_refused_by_name(tmp_path: Path) -> None:
     model = make(tmp_path / "model", "gemma3n")
     runner, adapter = load(model), write(tmp_path / "adapter", model, (*ATTENTION, "modality_router"))
