@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 from llguidance import LLTokenizer
@@ -22,6 +23,7 @@ from baton.grammars.limits import ProcessBounds
 from baton.grammars.messages import PACKET_BYTES, Fork, ProcessEnded, TokenizerFailed, TokenizerSpec, ToServer
 from baton.protos.errors import InvalidRequest
 from baton.protos.grammar import byte_tokenizer, compiled
+from baton.protos.json import Json
 from baton.protos.nouns import Grammar
 
 # Signals by which a process is killed from outside, the first of them where memory is short.
@@ -52,11 +54,28 @@ def load(spec: TokenizerSpec) -> LLTokenizer:
     """Returns the tokenizer that ``spec`` names. Raises InvalidRequest if it can't follow a grammar."""
     if not spec.path:
         return byte_tokenizer(spec.vocab_size)
-    ends, size = list(spec.ends), spec.vocab_size
-    try:  # without an end token of its own the model gets one that it can't choose
-        return LLTokenizer(spec.path, n_vocab=size + (not ends), eos_token=ends or [size])
+    try:
+        if spec.ends:
+            return LLTokenizer(spec.path, n_vocab=spec.vocab_size, eos_token=list(spec.ends))
+        text = with_an_end(Path(spec.path).read_bytes(), spec.vocab_size)
+        return LLTokenizer(text, n_vocab=spec.vocab_size + 1, eos_token=[spec.vocab_size])
     except Exception as error:  # the library raises what its readers do
         raise InvalidRequest(f"this model's tokenizer can't follow a grammar: {error}", "grammar") from None
+
+
+def with_an_end(tokenizer: bytes, vocab_size: int) -> str:
+    """Returns a tokenizer.json with special tokens added until ``vocab_size``, an id that no model emits, is one.
+
+    It is the end token of a model without one, because llguidance takes an end only from the tokenizer's ids.
+    """
+    fields = msgspec.json.decode(tokenizer, type=Json)
+    added, vocab = fields.get("added_tokens") or [], fields["model"]["vocab"]
+    pieces = set(vocab.values()) if isinstance(vocab, dict) else range(len(vocab))  # Unigram's is a list
+    known = {*pieces, *(token["id"] for token in added)}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    missing = (number for number in range(max(known) + 1, vocab_size + 1))
+    fields["added_tokens"] = [*added, *({"id": n, "content": f"<|baton-{n}|>", **plain} for n in missing)]
+    return msgspec.json.encode(fields).decode()
 
 
 class ProcessServer:

@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, paced_spec
 from baton.engine.grammar import running as grammar
@@ -22,6 +23,7 @@ from baton.engine.sequence import SequenceState
 from baton.kernels.registry import kernels
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
+from tests.conformance.checkpoints import write_tokenizer
 from tests.conformance.drive import Driver
 
 SHAPE = {"kv_bytes_per_token": 32, "vocab_size": 400, "max_model_len": 4096}
@@ -54,6 +56,21 @@ def walk(state: GrammarState, rng: random.Random, vocab: int = 400, most: int = 
         taken.append(int(rng.choice(np.flatnonzero(state.mask(vocab)).tolist())))
         state.take(taken[-1])
     return taken
+
+
+@pytest.mark.parametrize("vocab", [600, 700], ids=["every id a token", "ids beyond the tokenizer's"])
+def test_a_model_that_has_no_end_token_answers_to_a_grammar(tmp_path: Path, vocab: int) -> None:
+    """Its answer ends where the grammar does, and ids that no text stands for are never allowed."""
+    write_tokenizer(tmp_path, 600)
+    spec = paced_spec("test", kv_bytes_per_token=32, vocab_size=vocab, max_model_len=4096)
+    grammars, words = Grammars(spec, tmp_path / "tokenizer.json"), Tokenizer.from_file(f"{tmp_path}/tokenizer.json")
+    assert not spec.eos_token_ids
+    for seed in range(3):
+        state = begun(sampling("regex", "(foo|bar)-[0-9]{4}"), grammars=grammars)
+        grammars.wait(state, for_ever=True)
+        taken = walk(state, random.Random(seed), vocab)
+        assert state.done
+        assert re.fullmatch("(foo|bar)-[0-9]{4}", words.decode(taken))
 
 
 @pytest.mark.parametrize("seed", range(8))
