@@ -22,6 +22,7 @@ from baton.cluster.departures import Departure, Departures, last_words
 from baton.cluster.membership import BEAT_S, PolledRoster, WorkerEntry
 from baton.cluster.store.kept_values import Answers, KeptValues
 from baton.protos.errors import Unavailable
+from baton.protos.lasting import lasting
 from baton.protos.rpc import heed_cancel
 
 log = logging.getLogger("baton.cluster")
@@ -119,7 +120,7 @@ class RosterWithHolds:
 
     async def __aenter__(self) -> RosterWithHolds:
         await self._look()
-        self._task = asyncio.create_task(self._run(), name="holds")
+        self._task = lasting(self._run, "holds")
         return self
 
     async def __aexit__(self, *exc: object) -> None:

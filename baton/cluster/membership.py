@@ -23,6 +23,7 @@ from baton.cluster.departures import KEPT, Departure, Departures
 from baton.cluster.prefix_index import CHANGE, Argument, PrefixPublisher
 from baton.cluster.store.connections import MOST, CancellableConnection, ReloadingConnection, WaitingPool
 from baton.cluster.store.patience import CircuitBreaker
+from baton.protos.lasting import lasting
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
@@ -185,7 +186,7 @@ class Membership:
 
     async def __aenter__(self) -> Membership:
         await self.beat()
-        self._task = asyncio.create_task(self._run(), name="membership")
+        self._task = lasting(self._run, "membership")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -278,7 +279,7 @@ class PolledRoster:
 
     async def __aenter__(self) -> PolledRoster:
         await self.refresh()
-        self._task = asyncio.create_task(self._run(), name="roster")
+        self._task = lasting(self._run, "roster")
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -316,7 +316,7 @@ async def controlling(
     lease = NamedLease(redis, namespace, "controller", router_id, LEASE_INTERVALS * config.controller.interval_s)
     replicas, figures = ReplicaControl(redis, config), ControlMetrics(metrics, wall_clock)
     controller = Controller(config, members, roles, traffic, store, lease, replicas, figures, wall_clock)
-    async with beside(controller.run(), "controller"):
+    async with beside(controller.run, "controller"):
         yield
 
 

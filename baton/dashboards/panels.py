@@ -73,9 +73,12 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     PanelQuery(q.rate(R["refused"], "cause"), "{{cause}}"),
                     PanelQuery(q.rate(R["retries"], "cause"), "retry: {{cause}}"),
                     PanelQuery(q.rate(R["loop_stalls"], ""), "router's loop stood still"),
+                    PanelQuery(q.rate(R["task_failures"], "task"), "router's task failed: {{task}}"),
+                    PanelQuery(q.rate(W["task_failures"], "worker, task"), "{{worker}}'s task failed: {{task}}"),
                 ),
                 "reqps",
-                about="Calls without a good key or over its rate, second tries, stalls of a router's event loop.",
+                about="Calls without a good key or over its rate, second tries, stalls of a router's event loop, "
+                "failures of background tasks (which begin again).",
             ),
             Panel(
                 "Tokens",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from functools import partial
 
 import msgspec
 
@@ -24,6 +25,7 @@ from baton.process.children import ChildProcess, OnStart, python
 from baton.process.processes import adopt_orphans, kill_session, reap_orphans
 from baton.process.security import ray_environment
 from baton.protos.errors import BatonError, ConfigError, StartupError, from_info
+from baton.protos.lasting import lasting
 
 HOST_GRACE_S = 1.5  # seconds that workers have to end by themselves
 RAY_GRACE_S = 3.5  # seconds that Ray's processes have to end by themselves
@@ -95,7 +97,7 @@ class LocalCluster(ClusterRun):
     async def _up(self) -> None:
         self._failed = asyncio.get_running_loop().create_future()
         adopt_orphans()
-        self._tasks.append(asyncio.create_task(self._keep_reaping()))
+        self._tasks.append(lasting(self._keep_reaping, "reaping"))
         await self._compile()
         self._show("redis", self.start_redis())
         await self._start("router", python("baton.router_host.main", "--config", self.write_config()))
@@ -103,9 +105,9 @@ class LocalCluster(ClusterRun):
         await self._start("ray", python("baton.launch.ray.host", "--spec", placement), pipes=True)
         self._keep("router", _nothing)
         self._keep("ray", self._read_reports)
-        self._tasks.append(asyncio.create_task(self._keep_redis()))
+        self._tasks.append(lasting(self._keep_redis, "private redis"))
         redis, namespace = self.config.redis.url, self.config.cluster.namespace
-        self._tasks.append(asyncio.create_task(watch_scale(redis, namespace, self._scale)))
+        self._tasks.append(lasting(partial(watch_scale, redis, namespace, self._scale), "scale"))
         await self._or_failure(self._until_ready(), self.config.cluster.start_timeout_s)
         self._is_up = True
         self._write_placement(self._planned)  # a Ray that is started again waits for room
@@ -131,7 +133,7 @@ class LocalCluster(ClusterRun):
             else:
                 self._trouble(name, StartupError(f"{name} {what}: {self._children[name].last_words()}"))
 
-        self._tasks.append(asyncio.create_task(self._children[name].keep(note, started), name=name))
+        self._tasks.append(lasting(partial(self._children[name].keep, note, started), name))
 
     async def _keep_redis(self) -> None:
         while True:

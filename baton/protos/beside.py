@@ -1,4 +1,4 @@
-"""Runs work beside a block, in a task that ends with it.
+"""Runs work beside a block, in a lasting task that ends with it.
 
 Knows nothing of the work.
 """
@@ -6,14 +6,16 @@ Knows nothing of the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from baton.protos.lasting import Work, lasting
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[object, None, object], name: str) -> AsyncIterator[None]:
-    """Runs ``work`` in a task called ``name`` while entered, then cancels it and waits until it has ended."""
-    task = asyncio.create_task(work, name=name)
+async def beside(work: Work, name: str) -> AsyncIterator[None]:
+    """Runs ``work()`` as ``lasting`` does while entered, then cancels it and waits until it has ended."""
+    task = lasting(work, name)
     try:
         yield
     finally:

@@ -207,7 +207,7 @@ async def pushing_traffic(meter: TrafficMeter | None, store: TrafficStore, log: 
     if meter is None:
         yield
         return
-    async with beside(meter.run(store.push, log), "traffic"):
+    async with beside(partial(meter.run, store.push, log), "traffic"):
         yield
 
 

@@ -27,6 +27,7 @@ from baton.process.heap import settle_heap
 from baton.process.loop_watch import watching
 from baton.process.security import public_identity, show_ends
 from baton.protos.errors import BatonError
+from baton.protos.lasting import counting_failures
 from baton.router.server import RouterAddress, serve_router
 from baton.router_host.compose import RouterIdentity, running_parts
 from baton.router_host.pool import run_pool
@@ -101,6 +102,8 @@ async def serve(
     try:
         async with running_parts(config, who, redis, registry, metrics) as surfaces:
             with ExitStack() as watches:
+                failures = metrics.task_failures
+                watches.enter_context(counting_failures(lambda task: failures.labels(task).inc()))
 
                 def begun(address: RouterAddress) -> None:
                     started(address)

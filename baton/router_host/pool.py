@@ -10,11 +10,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from baton.cluster.config import BatonConfig, RouterConfig
 from baton.process.children import ChildProcess, python
 from baton.protos.errors import ConfigError
+from baton.protos.lasting import lasting
 
 GRACE_S = 2.0  # seconds beyond the router's own grace before a process is killed
 log = logging.getLogger("baton.router")
@@ -30,7 +32,7 @@ async def run_pool(config: BatonConfig, path: Path, stop: asyncio.Event) -> None
     children = [ChildProcess(_command(path, i), _log_file(path, i)) for i in range(config.router.processes)]
     for child in children:
         await child.start()
-    keeping = [asyncio.create_task(c.keep(_note(i), _nothing)) for i, c in enumerate(children)]
+    keeping = [lasting(partial(c.keep, _note(i), _nothing), "router processes") for i, c in enumerate(children)]
     try:
         await stop.wait()
     finally:

@@ -21,6 +21,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -40,6 +41,7 @@ from baton.process.security import identity_of, show_end
 from baton.process.time_limit import end_if_loop_stalls, end_with, end_within
 from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import ErrorInfo, StartupError, Unavailable, WorkerLost, to_info
+from baton.protos.lasting import counting_failures, lasting
 from baton.protos.nouns import WorkerInfo
 from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
@@ -148,6 +150,7 @@ class WorkerHost:
             log.info("%s keeps its KV on %s", self.spec.slot, engine.memory.backing)
             self.prepared()
             stack.enter_context(watching(self.spec.observe.loop_stall_s))
+            stack.enter_context(counting_failures(core.task_failed))
             while (status := await self._play(engine, core)) is None:
                 self.spec = msgspec.structs.replace(self.spec, role=core.change.role)
                 self._say(incarnation=core.change.incarnation)
@@ -171,7 +174,7 @@ class WorkerHost:
             log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
             listening = asyncio.create_task(worker.listen(), name="engine")
             alive = alive_file(self.spec.slot_dir, self.spec.slot)
-            beating = asyncio.create_task(beat(worker.health, alive), name="alive")
+            beating = lasting(partial(beat, worker.health, alive), "alive")
             status = await self._until_over(worker, engine, member, core, listening)
             await server.stop(HANG_UP_S if status is None else STOP_GRACE_S)
             listening.cancel()
@@ -192,9 +195,9 @@ class WorkerHost:
     ) -> int | None:
         changing = asyncio.create_task(self._change(worker, engine, core), name="role")
         stopped = asyncio.create_task(self.stop.wait())
-        turning = asyncio.create_task(end_if_loop_stalls(HUNG_S))
-        watching = asyncio.create_task(self._watch(worker, engine), name="engine watch")
-        hosts = asyncio.create_task(self._watch_hosts(worker, engine), name="hosts watch")
+        turning = lasting(partial(end_if_loop_stalls, HUNG_S), "loop stalls")
+        watching = lasting(partial(self._watch, worker, engine), "engine watch")
+        hosts = lasting(partial(self._watch_hosts, worker, engine), "hosts watch")
         await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
         for task in (changing, stopped, turning, watching):
             task.cancel()
@@ -318,6 +321,10 @@ class WorkerCore:
         self._report = self._made(info)
         self.registry.present = self._report.metrics.registry
         return self._report
+
+    def task_failed(self, task: str) -> None:
+        """Counts a failure of a background task in the present role's metrics."""
+        self._report.metrics.task_failed(task)
 
     def _fetched(self, report: FillReport) -> None:
         self._report.fetched(report)

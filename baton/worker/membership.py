@@ -17,6 +17,7 @@ from baton.cluster.roles import RoleWishes
 from baton.cluster.roster_news import RosterNews
 from baton.engine.backends.ranks.hosts.layout import places_of_ranks
 from baton.protos.channel import EngineReady
+from baton.protos.lasting import lasting
 from baton.protos.nouns import WorkerInfo, of_this_build
 from baton.protos.rpc import heed_cancel
 from baton.worker.figures.report import WorkerReport
@@ -107,7 +108,7 @@ async def enter(
     member.load = report.load()
     member.look = partial(_look, member, worker, report)
     await stack.enter_async_context(member)
-    stack.push_async_callback(end_task, asyncio.create_task(announcer.run(), name="withdrawn wishes"))
+    stack.push_async_callback(end_task, lasting(announcer.run, "withdrawn wishes"))
     if spec.role == "prefill":
         peers = Peers(
             member.info,
@@ -116,7 +117,7 @@ async def enter(
             clock,
             report.transfers.met,
         )
-        stack.push_async_callback(end_task, asyncio.create_task(peers.run(), name="peers"))
+        stack.push_async_callback(end_task, lasting(peers.run, "peers"))
     return member
 
 

@@ -132,14 +132,17 @@ class RoleRuntime:
         """Handles every message of the engine; returns with ``next_role`` set after a change of role, or
         ``engine_lost`` if the engine died.
         """
-        async for message in self._engine.channel:
-            if isinstance(message, ch.RoleIs):
-                self.next_role, self.role_error = message.role, message.error
-                return
-            try:
-                self._take(message)
-            except Exception:  # one request's trouble must not stop the others
-                log.exception("a %s from the engine was not handled", type(message).__name__)
+        try:
+            async for message in self._engine.channel:
+                if isinstance(message, ch.RoleIs):
+                    self.next_role, self.role_error = message.role, message.error
+                    return
+                try:
+                    self._take(message)
+                except Exception:  # one request's trouble must not stop the others
+                    log.exception("a %s from the engine was not handled", type(message).__name__)
+        except Exception:  # such an engine is as good as dead; its worker would pass for one that was told to stop
+            log.exception("the engine can't be heard any more")
         self._over.set()
 
     def lost(self, error: WorkerLost) -> None:

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from baton.cluster.membership import connect, end_task
 from baton.cluster.store.slot_lease import SlotLease
 from baton.kv.wire.describing import this_host
+from baton.protos.lasting import lasting
 from baton.protos.rpc import heed_cancel
 from baton.worker.spec import WorkerSpec
 
@@ -60,7 +61,7 @@ class SlotGuard:
         if not await self._taken():
             await self._close()
             return False
-        self._task = asyncio.create_task(self._keep(), name="slot lease")
+        self._task = lasting(self._keep, "slot lease")
         return True
 
     async def __aexit__(self, *exc: object) -> None:

@@ -20,7 +20,7 @@ async def test_work_runs_while_entered_and_has_ended_afterwards() -> None:
             await asyncio.sleep(0)
             told.append("ended")
 
-    async with beside(work(), "work"):
+    async with beside(work, "work"):
         await asyncio.sleep(0)
         assert told == ["begun"]
         assert any(task.get_name() == "work" for task in asyncio.all_tasks())
@@ -32,7 +32,7 @@ async def test_an_error_of_the_block_is_raised_and_one_of_the_work_is_not() -> N
         raise ValueError("of the work")
 
     async def block() -> None:
-        async with beside(fails(), "work"):
+        async with beside(fails, "work"):
             await asyncio.sleep(0)
             raise KeyError("of the block")
 

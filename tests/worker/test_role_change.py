@@ -26,6 +26,7 @@ from baton.worker import drafts, engine_main, membership
 from baton.worker.control import WorkerControl
 from baton.worker.engine_main import build, successor
 from baton.worker.membership import start_role
+from baton.worker.server import RoleRuntime
 from baton.worker.slots import SlotRecord
 from baton.worker.spec import EngineSpec, StepSpec, WorkerSpec
 
@@ -246,9 +247,22 @@ async def test_a_wish_is_withdrawn_once_redis_is_back(redis: Redis, server: Redi
         assert not await announcer.announce(info, "decode" if refused else "prefill")
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    async with beside(announcer.run(), "wishes"), asyncio.timeout(30):
+    async with beside(announcer.run, "wishes"), asyncio.timeout(30):
         while await wishes.of("w-3") != "decode":
             await asyncio.sleep(0.01)
+
+
+async def test_an_engine_that_cannot_be_heard_is_lost_and_its_worker_was_not_told_to_stop() -> None:
+    async def unreadable() -> Any:
+        yield ch.CacheIdle(())
+        raise ValueError("no such message")
+
+    heard: list[Any] = []
+    runtime: Any = SimpleNamespace(
+        _engine=SimpleNamespace(channel=unreadable()), _over=asyncio.Event(), _take=heard.append, next_role=""
+    )
+    await RoleRuntime.listen(runtime)
+    assert (heard, runtime._over.is_set()) == ([ch.CacheIdle(())], True)
 
 
 async def test_routers_are_told_before_requests_end_and_sessions_end_last() -> None:

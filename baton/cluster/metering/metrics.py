@@ -147,6 +147,9 @@ ROUTER: dict[str, Metric] = {
     "loop_stalls": _count(
         "router_loop_stalls", "Times that a router's event loop stood still for telemetry.loop_stall_s", ()
     ),
+    "task_failures": _count(
+        "router_task_failures", "Failures of a router's background tasks, each of which begins again", ("task",)
+    ),
     "adapter_requests": _count(
         "adapter_requests",
         "Requests on an adapter that ended; outcome is the first choice's finish_reason or unfinished; beyond 64 "
@@ -214,6 +217,11 @@ WORKER: dict[str, Metric] = {
     ),
     "redis_away": _gauge(
         "worker_redis_away", "1 while the worker's last heartbeat didn't reach Redis; else 0", _WORKER
+    ),
+    "task_failures": _count(
+        "worker_task_failures",
+        "Failures of a worker's background tasks, each of which begins again",
+        (*_WORKER, "task"),
     ),
     "cache_usage": _gauge(
         "kv_cache_usage_ratio",

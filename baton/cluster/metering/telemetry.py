@@ -71,6 +71,7 @@ class RouterMetrics:
     retries: Counter
     refused: Counter
     loop_stalls: Counter
+    task_failures: Counter
     workers: Gauge
     redis_away: Gauge
     handover_obstacles: Gauge
@@ -167,6 +168,10 @@ class WorkerMetrics:
     def optional(self, key: str) -> instruments.AnyInstrument:
         """Returns the instrument of a key in OPTIONAL, which is exported only once this was called."""
         return self._with(key)
+
+    def task_failed(self, task: str) -> None:
+        """Counts a failure of the background task called ``task``."""
+        self._with("task_failures", task=task).inc()
 
     def pages(self, state: str) -> Gauge:
         """Returns the gauge of KV pages in ``state``."""

@@ -73,7 +73,7 @@ class NamedLease:
                 raise TimeoutError
             await asyncio.sleep(ASK_AGAIN_S)
         try:
-            async with beside(self._renew(), "lease"):
+            async with beside(self._renew, "lease"):
                 yield
         finally:
             await self.leave()

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from baton.kv.tiers.blobs import BlobStore, blob_bytes, is_name, name_of, packed, unpacked
+from baton.protos.lasting import lasting
 from baton.protos.outlasting import outlasted
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class SharedTier:
         self._queue: OrderedDict[bytes, bytes] = OrderedDict()
         self._news, self._calm = asyncio.Event(), asyncio.Event()
         self._calm.set()
-        self._task = asyncio.create_task(self._write(), name="shared-tier")
+        self._task = lasting(self._write, "shared tier")
 
     def wants(self, block: bytes) -> bool:
         """Returns whether ``block`` should be offered: it isn't known to be in the store or queued, and the store

@@ -165,7 +165,7 @@ class AccessGate:
         end.
         """
         try:
-            async with beside(self._run(), "gate"):
+            async with beside(self._run, "gate"):
                 yield
         finally:
             await self.settle()

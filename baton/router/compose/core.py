@@ -20,6 +20,7 @@ import msgspec
 
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.store.patience import CircuitBreaker
+from baton.protos.lasting import lasting
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.dispatch.adapters.control import AdapterBounds, AdapterControl
 from baton.router.dispatch.adapters.keeper import AdapterKeeper
@@ -154,10 +155,10 @@ async def running_core(
     for role in ("prefill", "decode"):
         metrics.workers.labels(role).set_function(partial(view.reachable, role))
     following = [
-        asyncio.create_task(view.run(), name="cluster view"),
-        asyncio.create_task(decisions.run(), name="cluster decisions"),
-        asyncio.create_task(given.adapters.run(), name="cluster adapters"),
-        asyncio.create_task(keeper.run(), name="cluster adapters of workers"),
+        lasting(view.run, "cluster view"),
+        lasting(decisions.run, "decision records"),
+        lasting(given.adapters.run, "adapters"),
+        lasting(keeper.run, "adapters of workers"),
     ]
     try:
         yield RouterCore(dispatcher, view, roles, decisions, adapters, links)

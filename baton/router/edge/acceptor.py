@@ -116,6 +116,6 @@ class Acceptor:
 
     def _look(self) -> None:
         """See who is too slow, again and again."""
-        self._connections.look()
         pause = min(1.0, self._connections.limits.header_timeout_s / 4)
-        self._timers["look"] = self._loop.call_later(pause, self._look)
+        self._timers["look"] = self._loop.call_later(pause, self._look)  # first: a look that fails is not the last
+        self._connections.look()

@@ -11,6 +11,7 @@ opened ──> Trail (live, written to by its choices) ──flush──> JSON i
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,6 +32,7 @@ MAX_UNSENT = 4096  # records of one write to the store; what is over is dropped
 ASKED = "asked:"
 ANSWER_IDS = ("chatcmpl-", "cmpl-", "resp_", "msg_", "rerank-", "score-", "batch_req_")  # before a request's id
 FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: its own id shows the first
+log = logging.getLogger("baton.router")
 
 
 class DecisionStore(Protocol):
@@ -203,23 +205,29 @@ class DecisionLog:
         dirty, self._dirty = self._dirty, {}
         unsent: dict[str, bytes] = {}
         for request_id in dirty:
-            record = self._live.get(request_id)
-            if record is None:
-                continue
-            encoded = msgspec.json.encode(record.plain())
-            if record.over:
-                del self._live[request_id]
-                if self._observer is not None:
-                    self._observer.over(record)
-                self._keep(request_id, encoded)
-            if self._store is not None and len(unsent) < MAX_UNSENT:
-                unsent[request_id] = encoded
-                if record.request.context.asked_id:
-                    unsent[_alias(record.request.context.tenant, record.request.context.asked_id)] = (
-                        request_id.encode()
-                    )
+            try:
+                self._write(request_id, unsent)
+            except Exception:  # one record's trouble must not lose the others'
+                log.exception("the record of %s could not be written", request_id)
         if self._store is not None and unsent:
             await self._store.put(unsent)
+
+    def _write(self, request_id: str, unsent: dict[str, bytes]) -> None:
+        record = self._live.get(request_id)
+        if record is None:
+            return
+        if record.over:
+            del self._live[request_id]
+            if self._observer is not None:
+                self._observer.over(record)
+        encoded = msgspec.json.encode(record.plain())
+        if record.over:
+            self._keep(request_id, encoded)
+        if self._store is not None and len(unsent) < MAX_UNSENT:
+            unsent[request_id] = encoded
+            if record.request.context.asked_id:
+                alias = _alias(record.request.context.tenant, record.request.context.asked_id)
+                unsent[alias] = request_id.encode()
 
     def _keep(self, request_id: str, encoded: bytes) -> None:
         self._ring[request_id] = encoded

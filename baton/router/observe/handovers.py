@@ -163,7 +163,7 @@ class HandoverWatch:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Looks every EVERY_S seconds while entered."""
-        async with beside(self._run(), "handovers"):
+        async with beside(self._run, "handovers"):
             yield
 
     async def _run(self) -> None:

@@ -23,6 +23,7 @@ from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
 from baton.kv.tiers.writeback import WriteBack
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError
+from baton.protos.lasting import lasting
 from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.worker.environment import Engine, WorkerEnvironment
 from baton.worker.spec import CacheSpec, WorkerSpec
@@ -43,7 +44,7 @@ class WorkerTiers:
         self.shared = _shared(spec.cache, info, environment.clock)
         send, memory = engine.channel.send, engine.memory
         self._writeback = WriteBack(send, memory, self.tiers, self.holdings, environment.clock, self.shared)
-        self._task = asyncio.create_task(self._writeback.run(), name="write-back")
+        self._task = lasting(self._writeback.run, "write-back")
 
     def set_role(self, role: str) -> None:
         """Sets the worker's role from now on."""

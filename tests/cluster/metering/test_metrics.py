@@ -24,7 +24,7 @@ def test_labels_are_bounded_ones():
     allowed = {
         "model", "context_class", "outcome", "station", "slo", "verdict", "way", "worker", "cause", "role", "state",
         "peer", "transport", "reason", "tier", "event", "error", "host", "source", "kind", "mode", "figure",
-        "adapter", "position", "arm", "rank", "placement",
+        "adapter", "position", "arm", "rank", "placement", "task",
     }  # fmt: skip
     assert {label for metric in metrics.ALL for label in metric.labels} <= allowed
 

@@ -49,6 +49,24 @@ async def found(log: DecisionLog, name: str) -> dict:
     return json.loads(record)
 
 
+async def test_a_record_that_cannot_be_written_loses_none_beside_it():
+    class Meter:
+        def opened(self, record) -> None:
+            pass
+
+        def over(self, record) -> None:
+            if record.request.request_id == "odd":
+                raise ValueError("of no foreseen kind")
+
+    store = Store()
+    log = DecisionLog("r", lambda: 0.0, store, observer=Meter())
+    for name in ("first", "odd", "last"):
+        decided(log, name)
+    await log.flush()
+    assert set(store.held) == {"first", "last"}
+    assert await log.find("odd") is None, "nor is it kept for ever as one that is under way"
+
+
 async def test_a_served_request_tells_its_candidates_and_what_was_observed():
     async with cluster(2, 2, policy="cost", local_max=0) as c:
         [stream] = c.open(PROMPT, asked_id="mine")

@@ -1,14 +1,20 @@
 """Tests what a router tells of its traffic, from its decision records."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
+from baton.cluster.traffic import TrafficSlice
 from baton.protos.adapter_id import number_of
 from baton.protos.nouns import Sampling
+from baton.router.observe import traffic
 from baton.router.observe.decisions import DecisionLog
 from baton.router.observe.traffic import TrafficMeter
 from baton.router.policies import Option, RoutingDecision
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
+from baton.router_host.compose import pushing_traffic
 
 
 class Clock:
@@ -45,6 +51,22 @@ async def ended(log: DecisionLog, record, trail, outputs: int, ttft: float, deco
     trail.over = True
     log.changed(record)
     await log.flush()
+
+
+async def test_a_slice_that_could_not_be_pushed_is_the_only_one(bench, monkeypatch):
+    """The controller would decide by no traffic at all, for as long as the router runs."""
+    monkeypatch.setattr(traffic, "EVERY_S", 0.01)
+    _, log, meter = bench
+    pushed, failed = asyncio.Queue(), []
+
+    async def push(one: TrafficSlice) -> None:
+        if not failed:
+            failed.append(one)
+            raise ValueError("of no foreseen kind")
+        pushed.put_nowait(one)
+
+    async with pushing_traffic(meter, SimpleNamespace(push=push), log):
+        assert await asyncio.wait_for(pushed.get(), 20) is not failed[0]
 
 
 async def test_arrivals_count_at_once_and_answers_when_they_end(bench):

@@ -20,6 +20,7 @@ from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, StoredFi
 from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BatonError, StorageFull, Unauthenticated, Unavailable
 from baton.protos.json import Json
+from baton.protos.lasting import lasting
 from baton.protos.outlasting import outlasted
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
@@ -63,7 +64,7 @@ class BatchLane:
         """Answers jobs while the block runs; at its end gives back the leases, so that another router may
         continue.
         """
-        task = asyncio.create_task(self._run(), name="batch lane")
+        task = lasting(self._run, "batch lane")
         try:
             yield
         finally:

@@ -1,0 +1,116 @@
+"""Work that lasts: what fails is counted, logged and begun again, and no endless work is started in another way."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import baton
+from baton.protos import lasting as module
+from baton.protos.lasting import counting_failures, lasting
+
+ROOT = Path(baton.__file__).parent
+# Where endless work is a part of other work, which waits for it and ends with it.
+WAITED_FOR = {
+    "decode_worker/io/host_receivers.py": {"run"},  # whose end is the news that a host is lost
+    "kv/tiers/stack.py": {"run"},  # a tier's ``run`` is no endless one
+    "prefill_worker/io/divided_handoff.py": {"_run"},  # nor is a part's of a handoff
+    "router/api/batch/lane.py": {"_end_if_cancelled"},
+    "router/dispatch/dispatcher.py": {"run"},  # nor is a choice's
+    "router/workers/link.py": {"_watch", "write_all", "read_all"},
+    "router/workers/link_table.py": {"run"},  # a link makes itself anew
+}
+
+
+async def test_work_that_fails_is_counted_logged_and_begun_again(caplog: pytest.LogCaptureFixture) -> None:
+    counted, tries = list[str](), list[int]()
+    again = asyncio.Event()
+
+    async def work() -> None:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise ValueError("once")
+        again.set()
+        await asyncio.sleep(1000)
+
+    with counting_failures(counted.append), caplog.at_level(logging.ERROR, "baton.tasks"):
+        task = lasting(work, "a meter")
+        await asyncio.wait_for(again.wait(), 20)
+        task.cancel()
+        await asyncio.wait({task})
+    assert (counted, tries, task.cancelled(), task.get_name()) == (["a meter"], [0, 1], True, "a meter")
+    assert "'a meter' failed" in caplog.text
+    assert "ValueError: once" in caplog.text
+
+
+async def test_work_that_returns_is_over_and_one_that_goes_on_failing_is_tried_ever_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept, tries = list[float](), 0
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def work() -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= 12:
+            raise ValueError
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    await lasting(work, "a meter")
+    assert slept[:3] == [0.1, 0.2, 0.4]
+    assert slept[-1] == module.LONGEST_S
+    assert tries == 13
+
+
+def test_endless_work_is_started_as_lasting_work_alone() -> None:
+    """A task that nobody waits for would end unseen with its first exception, and never do its work again."""
+    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sources()}
+    endless = {node.name for tree in trees.values() for node in ast.walk(tree) if is_endless(node)}
+    assert {"_run", "run", "watch_scale", "beat"} <= endless, "the search itself works"
+    found = {(file, name) for file, tree in trees.items() for name in started(tree) if name in endless}
+    allowed = {(file, name) for file, names in WAITED_FOR.items() for name in names}
+    assert found - allowed == set(), "start it by baton.protos.lasting.lasting"
+    assert allowed - found == set(), "these are started so no more"
+
+
+def sources() -> Iterator[Path]:
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] not in ("drill", "bench"):  # where a task that fails fails the run
+            yield path
+
+
+def is_endless(node: ast.AST) -> bool:
+    """Whether this is a coroutine with a loop that only an exception ends."""
+    return isinstance(node, ast.AsyncFunctionDef) and any(
+        isinstance(part, ast.While)
+        and isinstance(part.test, ast.Constant)
+        and not any(isinstance(inner, ast.Return | ast.Break) for inner in of_itself(part))
+        for part in of_itself(node)
+    )
+
+
+def of_itself(node: ast.AST) -> Iterator[ast.AST]:
+    """All parts of ``node`` but those of functions within it."""
+    for part in ast.iter_child_nodes(node):
+        yield part
+        if not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from of_itself(part)
+
+
+def started(tree: ast.AST) -> Iterator[str]:
+    """The names of the functions whose coroutines become tasks in another way."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called(node) in ("create_task", "ensure_future") and node.args:
+            work = node.args[0]
+            yield called(work) if isinstance(work, ast.Call) else ""
+
+
+def called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
