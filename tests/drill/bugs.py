@@ -413,7 +413,7 @@ BUGS = (
     Bug(
         "a request that passes others moves newcomers behind all of them",
         "router/dispatch/fair_queue.py",
-        "placed.begin if first is None or placed.order < first.order else min(placed.begin, first.begin)",
+        "min([placed.begin, *passed])",
         "placed.begin",
         size=FLOODED,
     ),

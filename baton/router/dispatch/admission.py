@@ -280,8 +280,7 @@ class Admission:
         placed = ticket._refusal is None
         if ticket.counted and placed:
             pool = self._pools[ticket.pool]
-            other = pool.first_but(ticket)
-            first = None if other is None else Place(other.order, other.load)
-            self._shares.placed(ticket.pool, Place(ticket.order, ticket.load), first)
+            firsts = [Place(first.order, first.load) for first in pool.firsts_but(ticket)]
+            self._shares.placed(ticket.pool, Place(ticket.order, ticket.load), firsts)
             pool.placed(ticket)
         self._uncount(ticket, placed)

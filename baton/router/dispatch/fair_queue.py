@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -106,16 +106,17 @@ class FairShares:
         self._last[pool][load.tenant] = begin + load.work / load.weight
         return begin + load.priority * LEVEL_WORK, next(self._arrivals)
 
-    def placed(self, pool: str, placed: Place, first: Place | None = None) -> None:
+    def placed(self, pool: str, placed: Place, firsts: Iterable[Place] = ()) -> None:
         """Advances the pool's virtual time to where the placed request's share began.
 
-        ``first`` is the first of those that still wait in the same queue. If the placed request passed it, because
-        it found room or was ready sooner, virtual time goes no further than to where the share of ``first`` began:
-        otherwise a tenant that asks now would wait until all whom the placed request passed are placed. A ``first``
-        that is behind it in order, as by its priority, holds nothing back.
+        ``firsts`` are the first of those that still wait, of each queue. If the placed request passed one of them,
+        because it found room or was ready sooner, or because its own queue is the shorter one, virtual time goes no
+        further than to where the share of that one began: otherwise a tenant that asks now would wait until all
+        whom the placed request passed are placed. One that is behind it in order, as by its priority, holds nothing
+        back.
         """
-        begin = placed.begin if first is None or placed.order < first.order else min(placed.begin, first.begin)
-        self._virtual[pool] = max(self._virtual_of(pool), begin)
+        passed = (first.begin for first in firsts if first.order < placed.order)
+        self._virtual[pool] = max(self._virtual_of(pool), min([placed.begin, *passed]))
 
     def refund(self, pool: str, place: Place) -> None:
         """Takes back what ``order`` counted for a request that was refused or left before it was placed: its tenant

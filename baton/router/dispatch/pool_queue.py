@@ -56,8 +56,11 @@ class OrderedWork:
         return self._blocks[-1][-1]
 
     def first_but(self, waiting: Ticket) -> Ticket | None:
-        """Returns the first in order that isn't ``waiting``, None if there is none."""
-        return next((one for block in self._blocks[:2] for one in block[:2] if one is not waiting), None)
+        """Returns the first in order that isn't ``waiting`` and that a worker could take, None if there is none
+        among the first BLOCK or more.
+        """
+        first = (one for block in self._blocks[:2] for one in block)
+        return next((one for one in first if one is not waiting and not one.none_able), None)
 
     def add(self, waiting: Ticket) -> None:
         """Inserts a request at its place in order."""
@@ -116,11 +119,12 @@ class PoolQueue:
         """Returns the last in order of the context class, of which somebody must wait."""
         return self._classes[queue].last
 
-    def first_but(self, waiting: Ticket) -> Ticket | None:
-        """Returns the first in order of those that wait in the class of ``waiting``, without it; None if there is
-        none.
+    def firsts_but(self, waiting: Ticket) -> list[Ticket]:
+        """Returns the first in order of each class, without ``waiting`` and without those that no worker could
+        take.
         """
-        return self._classes[waiting.queue].first_but(waiting)
+        firsts = (of_class.first_but(waiting) for of_class in self._classes.values())
+        return [first for first in firsts if first is not None]
 
     def add(self, waiting: Ticket) -> None:
         """Adds a request that waits from now on."""

@@ -78,7 +78,7 @@ def test_an_attempt_may_pump_for_the_others_and_meets_itself_nowhere(queue: Fair
 def test_one_that_waits_again_has_its_place_before_those_that_came_later(queue: FairQueue[Waiter]) -> None:
     shares = FairShares()
     first, second = (Waiter(name, shares.order("m", RequestLoad(work=10))) for name in "ab")
-    shares.placed("m", Place(first.order, RequestLoad(work=10)), Place(second.order, RequestLoad(work=10)))
+    shares.placed("m", Place(first.order, RequestLoad(work=10)), [Place(second.order, RequestLoad(work=10))])
     shares.placed("m", Place(second.order, RequestLoad(work=10)))
     shares.idle("m")
     for waiter in (Waiter("c", shares.order("m", RequestLoad(work=10))), second, first):
@@ -95,7 +95,7 @@ def test_a_request_of_low_priority_that_waits_gives_a_newcomer_no_start_before_t
     batch = Place(shares.order("m", load), load)
     busy = RequestLoad(tenant="busy", work=10)
     for _ in range(100):
-        shares.placed("m", Place(shares.order("m", busy), busy), batch)
+        shares.placed("m", Place(shares.order("m", busy), busy), [batch])
     newcomer = shares.order("m", RequestLoad(tenant="new", work=10))
     assert shares.order("m", busy)[0] - newcomer[0] <= 10
 

@@ -64,6 +64,29 @@ async def test_the_shares_of_a_model_nobody_waits_for_begin_anew_while_another_i
     assert later[0].order < later[1].order
 
 
+async def test_a_tenants_request_of_another_class_that_passes_its_own_puts_nobody_behind_them(clock: Clock) -> None:
+    admission = Admission(1000, clock)
+    flood = [admission.join("m", "short", RequestLoad(tenant="flood", work=100)) for _ in range(30)]
+    passing = admission.join("m", "long", RequestLoad(tenant="flood", work=100))
+    await passing.wait(Room(1).attempt)
+    for queue in ("short", "long"):
+        assert admission.join("m", queue, RequestLoad(tenant="rare", work=100)).order < flood[2].order
+
+
+async def test_one_whom_no_worker_could_take_keeps_no_share_for_those_who_come_later(clock: Clock) -> None:
+    admission, busy = Admission(1000, clock), RequestLoad(tenant="busy", work=100)
+    stuck = asyncio.create_task(admission.join("m", "short", RequestLoad(tenant="broken")).wait(nobody))
+    await settle()
+    ahead, second = admission.join("m", "short", busy), admission.join("m", "short", busy)
+    for _ in range(20):
+        await ahead.wait(Room(1).attempt)
+        ahead, second = second, admission.join("m", "short", busy)
+    late = [admission.join("m", "short", RequestLoad(tenant="late", work=100)) for _ in range(3)]
+    assert late[2].order > ahead.order
+    stuck.cancel()
+    await asyncio.gather(stuck, return_exceptions=True)
+
+
 @pytest.mark.parametrize("patient", [True, False])
 async def test_those_whom_no_worker_could_take_hold_nobody_back_and_are_tried_again(clock: Clock, patient) -> None:
     admission = Admission(1000, clock)
