@@ -216,11 +216,12 @@ def observed_rate(slices: Sequence[TrafficSlice]) -> float:
 
 
 def covered(slices: Sequence[TrafficSlice]) -> float:
-    """Returns the seconds that the slices cover, by the router that reported most; at least 0.001."""
-    seconds: dict[str, float] = {}
-    for one in slices:
-        seconds[one.router] = seconds.get(one.router, 0.0) + one.seconds
-    return max(max(seconds.values(), default=0.0), 1e-3)
+    """Returns the seconds that the slices cover, each once whichever routers report it; at least 0.001."""
+    found, until = 0.0, float("-inf")
+    for begin, end in sorted((one.at - one.seconds, one.at) for one in slices):
+        found += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return max(found, 1e-3)
 
 
 def _curve(workers: Sequence[ObservedWorker], role: str) -> StepCurve | None:

@@ -30,9 +30,7 @@ def chart_values(scenario: ClusterScenario, met: bool) -> str:
     else:
         pools["prefill"] = None  # takes the chart's own away
         values["config"] = {"cluster": {"colocated": True}}
-    own = {name: pool for name, pool in pools.items() if pool != {}}
-    if own:
-        values["workers"] = {"pools": own}
+    values["workers"] = {"pools": pools}
     about = scenario.decode.about
     if settings.prefill and scenario.prefill.about != about:
         about = f"prefill {scenario.prefill.about}; decode {about}"
@@ -42,8 +40,8 @@ def chart_values(scenario: ClusterScenario, met: bool) -> str:
 
 
 def _pool(costs: WorkerCosts, chunk: int, batch: int) -> Values:
-    """A pool's own keys: none where the costs aren't of a known accelerator."""
-    if not costs.settings:
-        return {}
+    """A pool's settings as they were simulated, and its device where the costs are of a known accelerator."""
     settings = dict(costs.settings) | {"max_batch": batch, "prefill_chunk_tokens": chunk}
-    return {"device": "cuda", "gpus": costs.accelerators, "settings": settings}
+    if not costs.device:
+        return {"settings": settings}
+    return {"device": costs.device, "gpus": costs.accelerators, "settings": settings}

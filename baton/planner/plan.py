@@ -12,7 +12,7 @@ import msgspec
 
 from baton.cost.money import per_million
 from baton.planner.chart_values import chart_values
-from baton.planner.reach import Headroom, headroom, least_sufficient
+from baton.planner.reach import MOST_LOAD, Headroom, headroom, least_sufficient
 from baton.planner.score import Score, Slo, by_class, is_good, score, span
 from baton.planner.simulator.cluster import ClusterScenario
 from baton.planner.simulator.flight import Flight
@@ -139,7 +139,9 @@ def _verdicts(found: Sweep, flights: Flights, slo: Slo, classes: Mapping[str, in
 
 def _verdict(name: str, split: Score, colocated: Score) -> ClassVerdict:
     yes = _better(split, colocated)
-    if abs(split.attainment - colocated.attainment) > MATTERS:
+    if split.refused == colocated.refused == split.requests:
+        reason = "none of them fits a worker's KV pages"
+    elif abs(split.attainment - colocated.attainment) > MATTERS:
         reason = f"SLOs met by {split.attainment:.1%} split, {colocated.attainment:.1%} colocated"
     else:
         reason = (
@@ -192,10 +194,19 @@ def _turning_point(chosen: RatioOutcome, room: Headroom | None) -> str:
     """Returns in words what is short, or the simulated load at which something is."""
     s = chosen.score
     if room is None:
-        if s.late_first > s.late_tokens:
+        if s.refused >= s.requests * max(s.late_first, s.late_tokens):
+            return (
+                f"workers with more memory for KV: {s.refused / s.requests:.1%} of the requests fit none of these"
+            )
+        first = s.late_first > s.late_tokens
+        if not chosen.prefill:
+            return "more reuse or shorter prompts" if first else "shorter answers or a looser TPOT"
+        if first:
             return "more reuse or shorter prompts move it to fewer prefill workers"
         return "shorter answers or a looser TPOT move it to more prefill workers"
     held = f"{room.load:.3g} times this load is still met by {room.attainment:.1%}"
+    if room.over is None and room.load >= MOST_LOAD:
+        return f"{held}; more was not tried"
     if room.over is None:
         return f"{held}; this trace is too short to show more"
     return f"{held}, {room.over:.3g} times by {room.over_attainment:.1%}: {room.reason}"

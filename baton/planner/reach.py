@@ -112,7 +112,8 @@ def least_sufficient(scenario: ClusterScenario, slo: Slo, want: float, workers: 
         )
     found = least_workers(scenario, slo, want, workers)
     if found is None:
-        return f"{MOST_WORKERS} workers are too few as well, though each request alone is in time"
+        tried = max(MOST_WORKERS, workers)
+        return f"{tried} workers are too few as well, though each request alone is in time"
     total = found.prefill + found.decode
     return f"the fewest workers that do are {total} ({found.name}: {found.score.attainment:.1%})"
 

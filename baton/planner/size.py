@@ -101,7 +101,12 @@ def size(
         raise ConfigError(
             f"no accelerator of these holds {shape.name} and a request of {question.longest} tokens: {said}", "gpus"
         )
-    return sorted(sizes, key=lambda s: (s.found is None, s.per_hour or 0.0, s.accelerators))
+    return sorted(sizes, key=_order)
+
+
+def _order(sized: AcceleratorSizing) -> tuple[bool, bool, float, int]:
+    """Those without a price come behind those that have one: nobody knows whether they are cheaper."""
+    return sized.found is None, sized.per_hour is None, sized.per_hour or 0.0, sized.accelerators
 
 
 def memory(shape: ModelShape, sheet: Accelerator) -> WorkerMemory:

@@ -238,7 +238,7 @@ def _bootstrap(
 ) -> tuple[tuple[int, int], tuple[float, float]]:
     """Windows of the trace drawn again and again: which ratio would have been best, and how good the best one."""
     seen = {r.prefill: _by_window(flights[r.prefill, r.decode], slo, window_s) for r in ratios}
-    windows = max(len(w) for w in seen.values())
+    windows = len(seen[best.prefill])  # every ratio served the same requests
     lasted = max(span(flights[best.prefill, best.decode]), 1e-9)
     winners, goodputs = [], []
     for _ in range(RESAMPLES):
@@ -252,14 +252,14 @@ def _bootstrap(
 
 
 def _by_window(flights: Sequence[Flight], slo: Slo, window_s: float) -> list[tuple[int, float]]:
-    """Good requests and seconds of latency, by window of arrival."""
-    good = [0] * (int(max(f.arrival for f in flights) / window_s) + 1)
-    seconds = [0.0] * len(good)
-    for flight in flights:
+    """Good requests and seconds of latency, by window of arrival; windows in which none arrives are left out."""
+    found: dict[int, tuple[int, float]] = {}
+    for flight in sorted(flights, key=lambda f: f.arrival):
         window = int(flight.arrival / window_s)
-        good[window] += is_good(flight, slo)
-        seconds[window] += 0.0 if flight.refused else flight.last_token - flight.arrival
-    return list(zip(good, seconds, strict=True))
+        good, seconds = found.get(window, (0, 0.0))
+        took = 0.0 if flight.refused else flight.last_token - flight.arrival
+        found[window] = good + is_good(flight, slo), seconds + took
+    return list(found.values())
 
 
 def _middle(ordered: Sequence[float]) -> tuple[float, float]:

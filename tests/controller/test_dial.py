@@ -101,6 +101,16 @@ def test_demand_is_what_arrives_in_the_shape_of_what_ended():
     assert found.context == 900
 
 
+def test_a_router_that_took_anothers_place_doubles_no_demand():
+    """Each of them covers half of the window; together they cover all of it."""
+    one = {"c": ClassTraffic(arrived=2, arrived_tokens=200)}
+    before = [TrafficSlice("a", float(at), 1.0, one) for at in range(1, 11)]
+    after = [TrafficSlice("b", float(at), 1.0, one) for at in range(11, 21)]
+    beside = [TrafficSlice("c", float(at), 1.0, {}) for at in range(6, 16)]
+    assert observe.covered([*before, *beside, *after]) == 20.0
+    assert observe.demand([*before, *beside, *after], []).answers == 2.0
+
+
 def test_what_waits_in_routers_is_apart_from_what_waits_at_workers_and_says_which_role_it_waits_for():
     slices = [TrafficSlice("a", 10, 1.0, {}, waiting=5, waiting_tokens=5000)]
     reading = [worker("p", "prefill", waiting_tokens=4096), worker("d", "decode", running=1)]

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from baton.console.main import app
 from baton.console.setup.check import CHART, overlaid
+from baton.cost.profiles import FOLDER, load_profile
 from baton.planner.chart_values import chart_values
 from baton.planner.costs.worker import worker_costs
 from baton.planner.simulator.cluster import ClusterScenario, SimSettings
@@ -114,3 +115,18 @@ def test_a_plan_for_another_engine_has_no_values(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*wide, "--hypothetical", "--json", "-"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["helm"] == ""
+
+
+def test_workers_of_a_measured_profile_have_its_ranks_and_chunk_and_no_gpu(tmp_path: Path) -> None:
+    """It was measured on a CPU: "device: cuda" with a GPU for each rank was written for it."""
+    costs = load_profile("laptop")
+    ranks = "[ranks]\nshared = 'tp'\ncount = 2\nwidths = [1, 2]\nmeetings = 8\nmeeting_s = 1e-5\n"
+    profile = tmp_path / "measured.toml"
+    profile.write_text((FOLDER / "laptop.toml").read_text() + ranks)
+    _, values = planned(tmp_path, "--profile", str(profile), "--workers", "2", "--ttft", "200")
+    for spec in rendered(values).values():
+        found = environment(spec)
+        assert found["BATON_WORKER__DEVICE"] == "cpu"
+        assert found["BATON_WORKER__TP"] == "2"
+        assert found["BATON_WORKER__PREFILL_CHUNK_TOKENS"] == str(costs.prefill_chunk)
+        assert found["BATON_WORKER__MAX_BATCH"] == str(SimSettings(0, 1).max_batch)

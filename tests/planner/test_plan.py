@@ -5,9 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from baton.console.main import app
+from baton.cost.profiles import load_profile
 from baton.planner.costs.worker import worker_costs
 from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo, by_class, is_good
@@ -210,3 +212,56 @@ def simulated(scenario: ClusterScenario) -> list[Flight]:
     sim = ClusterSim(scenario)
     sim.run()
     return sim.flights
+
+
+def test_a_request_years_before_the_others_costs_no_window_for_every_minute_between() -> None:
+    """It took 400 times 28 million windows."""
+    late = tuple(TraceRequest(1.7e9 + i, 600, 5) for i in range(5))
+    made = Trace("t", (TraceRequest(0.0, 600, 5), *late))
+    found, _ = sweep(2, ClusterScenario(SimSettings(0, 2), COSTS, COSTS, made), Slo(10.0, 0.1))
+    assert found.best.score.good == 6
+
+
+def test_what_would_change_the_answer_is_what_is_short() -> None:
+    huge = Trace("t", tuple(TraceRequest(i, 9_000_000, 5) for i in range(4)))
+    scenario = ClusterScenario(SimSettings(0, 2), COSTS, COSTS, huge)
+    made = plan(*sweep(2, scenario, Slo(1.0, 0.1)), scenario, Slo(1.0, 0.1), 0.9, CLASSES)
+    assert "workers with more memory for KV: 100.0% of the requests" in made.advice[-1]
+    assert [v.reason for v in made.classes] == ["none of them fits a worker's KV pages"]
+    calm = Trace("t", tuple(TraceRequest(1000.0 * i, 600, 5) for i in range(9)))
+    scenario = ClusterScenario(SimSettings(0, 2), COSTS, COSTS, calm)
+    made = plan(*sweep(2, scenario, Slo(10.0, 0.1)), scenario, Slo(10.0, 0.1), 0.9, CLASSES)
+    assert made.advice[-1].endswith("64 times this load is still met by 100.0%; more was not tried")
+
+
+def test_colocated_workers_are_not_said_to_want_fewer_prefill_workers(trace: Trace) -> None:
+    costs, slo = worker_costs("roofline:llama-3-8b@h100"), Slo(2.0, 0.05)
+    scenario = ClusterScenario(SimSettings(0, 2), costs, costs, trace)
+    made = plan(*sweep(2, scenario, slo), scenario, slo, 0.9, CLASSES)
+    assert (made.chosen.prefill, made.met) == (0, False)
+    assert made.advice[-1] in (
+        "what would change the answer: more reuse or shorter prompts",
+        "what would change the answer: shorter answers or a looser TPOT",
+    )
+
+
+def test_values_that_are_printed_in_a_narrow_terminal_are_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    flags = ["--trace", str(MOONCAKE), "--profile", "roofline:llama-3-8b@h100", "--seconds", "4"]
+    done = CliRunner().invoke(app, ["plan", *flags, "--workers", "2"])
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load(done.stdout[done.stdout.index("# baton plan") :]).keys() >= {"ratio", "workers"}
+
+
+def test_a_measured_profile_is_simulated_with_its_own_chunk() -> None:
+    measured, any_chunk = worker_costs("laptop"), worker_costs("roofline:llama-3-8b@h100")
+    assert measured.chunk == load_profile("laptop").prefill_chunk == 512
+    own = SimSettings(1, 1).with_chunks_of(measured, measured)
+    assert (own.prefill_chunk, own.decode_chunk) == (512, 512)
+    wide = SimSettings(1, 1).with_chunks_of(any_chunk, any_chunk)
+    assert (wide.prefill_chunk, wide.decode_chunk) == (2048, 512)
+    flags = ["--trace", str(MOONCAKE), "--profile", "laptop", "--seconds", "4", "--json", "-"]
+    done = CliRunner().invoke(app, ["sim", *flags])
+    said = json.loads(done.stdout)["result"]["score"]["ttft"]["mean"]
+    load = read_trace(str(MOONCAKE)).between(0.0, 4.0)
+    assert said == simulate(ClusterScenario(own, measured, measured, load), Slo(10.0, 0.1)).score.ttft.mean

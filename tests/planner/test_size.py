@@ -106,3 +106,9 @@ def test_the_command_prints_a_row_per_accelerator() -> None:
     assert done.exit_code == 0, done.output
     assert "h100" in done.output
     assert "l40s" in done.output
+
+
+def test_an_accelerator_without_a_price_is_not_called_the_cheapest(trace: Trace) -> None:
+    asked = SizingQuestion(trace, Slo(2.0, 0.1), 0.9, 2)
+    found = size(model_shape("llama-3-8b"), asked, ["h100", "h200"], {"h200": 3.5})
+    assert [(s.accelerator, s.per_hour is None) for s in found] == [("h200", False), ("h100", True)]

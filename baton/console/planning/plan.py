@@ -167,6 +167,7 @@ def _planned(
 
     def planned(reads: WorkerCosts, count: int) -> Plan:
         settings = SimSettings(0, count, policy=simulation.policy, seed=simulation.seed)
+        settings = settings.with_chunks_of(reads, writes or reads)
         costs, written = (
             adapters.on(reads, load.adapter_shares, "prefill"),
             adapters.on(writes or reads, load.adapter_shares, "decode"),
@@ -240,7 +241,7 @@ def _show(answer: Plan) -> None:
             f"{apart if p.per_million_input is not None else ''},"
             f" {_dollars(p.per_million_good)} per 1M of requests within the SLOs"
         )
-    out.print(answer.helm, end="", markup=False)
+    out.print(answer.helm, end="", markup=False, soft_wrap=True)  # a wrapped comment would be no YAML
 
 
 def _dollars(value: float | None) -> str:

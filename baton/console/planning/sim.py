@@ -122,6 +122,7 @@ def _simulate(
     load, adapters = part.read(cluster.trace), adapter_costs_from(world.adapter_cost)
     reads = worker_costs(cluster.profile, settings.prefill_chunk)
     writes = worker_costs(cluster.decode_profile, settings.prefill_chunk) if cluster.decode_profile else reads
+    settings = settings.with_chunks_of(reads, writes)
     costs, chances = adapters.on(reads, load.adapter_shares, "prefill"), acceptance_from(chance.acceptance)
     decode = with_acceptance(adapters.on(writes, load.adapter_shares, "decode"), chances)
     began = time.process_time()

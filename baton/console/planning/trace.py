@@ -86,9 +86,14 @@ def _stats(path: str, window: float, skip_bad: bool, json: str | None) -> int:
     ratios = Table("from", "requests", "input", "uncached", "output", "ratio", "uncached ratio")
     for w in found.windows:
         ratios.add_row(
-            f"{w.start_s / 60:.0f} min", str(w.requests), f"{w.input_tokens:,}", f"{w.uncached_tokens:,}",
+            _since(w.start_s, window), str(w.requests), f"{w.input_tokens:,}", f"{w.uncached_tokens:,}",
             f"{w.output_tokens:,}", f"{w.ratio:.2f}", f"{w.uncached_ratio:.2f}",
         )  # fmt: skip
     out.print(ratios)
     out.print(f"input : output over the whole trace {found.ratio:.2f}; windows differ {found.ratio_spread:.1f}x")
     return 0
+
+
+def _since(seconds: float, window: float) -> str:
+    """Returns when a window begins, in minutes where windows are whole ones."""
+    return f"{seconds:g} s" if window % 60 else f"{seconds / 60:.0f} min"

@@ -5,6 +5,8 @@ Knows nothing of where the costs come from. A paced step has no ``max``: reading
 
 from __future__ import annotations
 
+import json
+
 from baton.planner.costs.worker import WorkerCosts
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -16,7 +18,7 @@ def to_toml(costs: WorkerCosts, vocab_size: int, max_model_len: int, prefill_chu
     scale = costs.kv_bytes_per_token / SHIPPED_BYTES_PER_TOKEN
     step, transfer = costs.curve, costs.transfer
     lines = [
-        f'about = "{costs.about}"',
+        f"about = {json.dumps(costs.about, ensure_ascii=False)}",
         f"kv_bytes_per_token = {SHIPPED_BYTES_PER_TOKEN}",
         f"model_kv_bytes_per_token = {costs.kv_bytes_per_token}",
         f"pages = {max(1, costs.kv_tokens // BLOCK_TOKENS)}",

@@ -43,8 +43,10 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     ``transfer`` is over bytes of ``kv_bytes_per_token``. ``accelerators`` and ``watts`` are the whole worker's.
     ``acceptance`` are probabilities that drafts are accepted, by position; empty without speculation. ``overhead``
     of its processes is zero where it wasn't measured. ``unsupported`` says why Baton's engine can't run such
-    workers, "" if it can. ``settings`` are the [worker] settings that it needs. ``ranks`` says what other numbers
-    of ranks cost, None if not measured. ``adapters`` is the measured cost of LoRA adapters, None if unknown;
+    workers, "" if it can. ``settings`` are the [worker] settings that it needs, ``device`` is where it computes, ""
+    where the profile doesn't say. ``chunk`` is the prompt tokens of a step that it was measured with, 0 where any
+    may be set. ``ranks`` says what other numbers of ranks cost, None if not measured. ``adapters`` is the measured
+    cost of LoRA adapters, None if unknown;
     ``mix`` is what the simulated traffic's adapters add to steps.
     """
 
@@ -64,6 +66,8 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     overhead: Overhead = Overhead()
     unsupported: str = ""
     settings: tuple[tuple[str, str | int], ...] = ()
+    device: str = ""
+    chunk: int = 0
     acceptance: tuple[float, ...] = ()
     ranks: RankCosts | None = None
     adapters: AdapterCurve | None = None
@@ -175,6 +179,7 @@ def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chun
         unsupported=unsupported(shape, name, sheet, tp),
         settings=(("dtype", "bfloat16"), ("kv_memory_bytes", kv_tokens * shape.kv_bytes_per_token),
                   *shape.precision.settings),
+        device="cuda" if sheet.cuda else "",
     )  # fmt: skip
 
 
@@ -231,6 +236,7 @@ def from_paced(name: str) -> WorkerCosts:
         profile.about, profile.step, profile.pages * BLOCK_TOKENS, profile.model_kv_bytes_per_token, transfer,
         profile.overhead, profile.adapters,
     )  # fmt: skip
+    costs = msgspec.structs.replace(costs, chunk=profile.prefill_chunk)
     ranks = profile.ranks
     if ranks is None:
         return costs

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from baton.planner.simulator.faults import Failure
 from baton.planner.simulator.flight import Flight
 from baton.planner.simulator.machines import WorkerSimulation
@@ -28,7 +30,7 @@ class FailureInjection:
     def __init__(self, sim: WorkerSimulation, failures: Sequence[Failure]) -> None:
         self._sim = sim
         self.deaths = self.moved = self.read_again = 0
-        for failure in sorted(failures, key=lambda f: (f.at, f.worker)):
+        for failure in sorted(_apart(failures), key=lambda f: (f.at, f.worker)):
             place = self._place(failure.worker)
             sim.at(failure.at, lambda place=place: self._die(place))  # type: ignore[misc]
             if failure.until < math.inf:
@@ -80,3 +82,15 @@ class FailureInjection:
     def _leg(self, flight: Flight) -> Flight:
         """Returns the rest of an answer: its prompt with what was written, and the tokens that are left."""
         return flight.again(self._sim.new_index(), self._sim.block)
+
+
+def _apart(failures: Sequence[Failure]) -> list[Failure]:
+    """Returns the failures with those of one worker that overlap as one: it is dead until the last of them ends."""
+    found: dict[str, list[Failure]] = {}
+    for failure in sorted(failures, key=lambda f: f.at):
+        own = found.setdefault(failure.worker, [])
+        if own and failure.at <= own[-1].until:
+            own[-1] = msgspec.structs.replace(own[-1], until=max(own[-1].until, failure.until))
+        else:
+            own.append(failure)
+    return [failure for own in found.values() for failure in own]

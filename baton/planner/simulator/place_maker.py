@@ -46,6 +46,16 @@ class SimSettings(msgspec.Struct, frozen=True):
     writers_wait: bool = False
     seed: int = 0
 
+    def with_chunks_of(self, reads: WorkerCosts, writes: WorkerCosts) -> SimSettings:
+        """Returns these settings with the chunks that prefill workers ``reads`` and decode workers ``writes`` were
+        measured with, where they were; a decode worker's is never longer than here.
+        """
+        return msgspec.structs.replace(
+            self,
+            prefill_chunk=reads.chunk or self.prefill_chunk,
+            decode_chunk=min(self.decode_chunk, writes.chunk or self.decode_chunk),
+        )
+
 
 class ClusterScenario(msgspec.Struct, frozen=True):
     """Describes a simulation: a cluster, its workers' costs, the trace of requests, and failures.

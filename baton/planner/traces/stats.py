@@ -5,6 +5,8 @@ Knows nothing of hardware: the demand ratio is input tokens to be computed over 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from baton.planner.figures import Distribution, distribution
@@ -111,11 +113,10 @@ def _lengths(requests: tuple[TraceRequest, ...]) -> Lengths:
 
 
 def _arrivals(trace: Trace) -> Arrivals:
-    counts = [0] * (int(trace.duration) + 1)
-    for request in trace.requests:
-        counts[int(request.arrival)] += 1
-    mean = len(trace.requests) / len(counts)
-    variance = sum((c - mean) ** 2 for c in counts) / len(counts)
+    counts = Counter(int(request.arrival) for request in trace.requests).values()  # of seconds in which any arrive
+    seconds = int(trace.duration) + 1
+    mean = len(trace.requests) / seconds
+    variance = max(0.0, sum(c * c for c in counts) / seconds - mean * mean)
     return Arrivals(len(trace.requests), trace.duration, mean, max(counts), variance / mean)
 
 

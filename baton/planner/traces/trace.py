@@ -10,7 +10,7 @@ import csv
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,8 @@ from baton.protos.errors import InvalidRequest
 
 MOONCAKE_BLOCK_TOKENS = 512  # tokens of a block in the Mooncake traces
 MAX_LENGTH = 1 << 24  # tokens of a prompt or an answer at most
+FILE_ADAPTERS = 1 << 20  # adapters' numbers below this one are of one file alone
+MAX_TIME_S = 253_402_300_800.0  # seconds at most: those of the year 10,000, so that a wrong unit is noticed
 
 
 class TraceError(InvalidRequest):
@@ -110,7 +112,7 @@ def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Tra
         raise InvalidRequest(f"{path}: a trace is a .jsonl (Mooncake) or a .csv (Azure) file", "trace")
     skipped: list[str] = []
     try:
-        with file.open(encoding="utf-8", newline="") as stream:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
             found = list(_checked(reader(stream), file.name, skipped if skip_bad else None))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"can't read the trace {path}: {error}", "trace") from error
@@ -125,7 +127,8 @@ def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Tra
 def joined(traces: Sequence[Trace]) -> Trace:
     """Returns several files of one cluster as one trace, by arrival, with hash ids and adapters renumbered.
 
-    Hash ids mean the same in all files; adapters are numbered per file.
+    Hash ids mean the same in all files, and so do adapters' numbers of FILE_ADAPTERS and above, as routers give
+    them; lower ones are numbered per file.
     """
     adapters: dict[tuple[int, int], int] = {}
     requests = sorted(
@@ -147,7 +150,8 @@ def joined(traces: Sequence[Trace]) -> Trace:
 def _renumbered(request: TraceRequest, file: int, adapters: dict[tuple[int, int], int]) -> TraceRequest:
     if not request.adapter:
         return request
-    number = adapters.setdefault((file, request.adapter), len(adapters) + 1)
+    known = (-1 if request.adapter >= FILE_ADAPTERS else file), request.adapter
+    number = adapters.setdefault(known, len(adapters) + 1)
     return msgspec.structs.replace(request, adapter=number)
 
 
@@ -191,8 +195,8 @@ def _require_sound(request: TraceRequest) -> None:
             raise ValueError(f"{name} is {value}; it must be 1..{MAX_LENGTH}")
     if request.adapter < 0:
         raise ValueError(f"adapter is {request.adapter}; it must be a number from 1 on, or 0 for none")
-    if not 0 <= request.arrival < float("inf"):
-        raise ValueError(f"the time is {request.arrival}; it must be 0 or later")
+    if not 0 <= request.arrival < MAX_TIME_S:
+        raise ValueError(f"the time is {request.arrival:g} s; it must be 0 or later, and before the year 10000")
     blocks = -(-request.input_length // MOONCAKE_BLOCK_TOKENS)
     if request.hash_ids and len(request.hash_ids) != blocks:
         raise ValueError(f"{len(request.hash_ids)} hash_ids; {request.input_length} tokens have {blocks} blocks")
@@ -233,10 +237,11 @@ def _from_azure(row: dict[str, str]) -> TraceRequest:
     stamp = row["TIMESTAMP"]
     if stamp is None or None in row:
         raise ValueError("it must have the fields TIMESTAMP, ContextTokens and GeneratedTokens")
-    # .NET writes seven decimals of a second; Python reads six.
-    at = datetime.fromisoformat(stamp.strip()[:26] if "." in stamp else stamp.strip())
-    return TraceRequest(_seconds(at), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+    return TraceRequest(
+        _seconds(datetime.fromisoformat(stamp.strip())), int(row["ContextTokens"]), int(row["GeneratedTokens"])
+    )
 
 
 def _seconds(at: datetime) -> float:
-    return (at - datetime(1970, 1, 1, tzinfo=at.tzinfo)).total_seconds()
+    """Returns Unix seconds; a time without a zone is taken as UTC."""
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -4,7 +4,8 @@ Knows nothing of routing or workers. A line holds times, lengths and chained ids
 tokens and no hash of them. An id says only that a block, after the same blocks before it, was seen before, as the
 workers' caches would: of the same weights, adapter and tenant's salt. Ids are numbered from a random start. What
 blocks are told apart by is never written: the hashes that the routing made of them, or Python's own of their tokens
-where it made none. Adapters are numbered as they come, by content; their names are not written.
+where it made none. Adapters are numbered as they come, by content, from a random start as well, so that a number
+is of one run of one process; their names are not written.
 
     {"timestamp": ms since 1970, "input_length": n, "output_length": n, "hash_ids": [...], "adapter": n}
 """
@@ -67,6 +68,7 @@ class TraceRecorder:
         self._young: dict[int, int] = {}  # blocks' ids, in two generations
         self._old: dict[int, int] = {}
         self._adapters: dict[str, int] = {}
+        self._before_adapters = int.from_bytes(entropy(4), "little") << 20
         self._file = self._open()
 
     def record(
@@ -121,7 +123,9 @@ class TraceRecorder:
             self.write()
 
     def _number(self, adapter: str) -> int:
-        return self._adapters.setdefault(adapter, len(self._adapters) + 1) if adapter else 0
+        if not adapter:
+            return 0
+        return self._adapters.setdefault(adapter, self._before_adapters + len(self._adapters) + 1)
 
     def _blocks(self, tokens: int, chain: bytes, rest: Sequence[int], adapter: str) -> list[int]:
         """Returns the numbers that tell each block of a prompt, with those before it, from others."""

@@ -48,10 +48,15 @@ class TrafficMeter:
         traffic.arrived_tokens += len(record.request.token_ids)
 
     def over(self, record: DecisionRecord) -> None:
-        """Counts a request all of whose choices have ended; its prompt is counted with the first choice."""
+        """Counts a request all of whose choices have ended; its prompt is counted with the first choice. One that
+        was refused, or left, before any worker had it is judged alone.
+        """
         traffic, prompt = self._of(record), len(record.request.token_ids)
+        answered = any(trail.placements for trail in record.trails)  # else its answer's length says nothing
         for trail in record.trails:
-            self._answered(traffic, record, trail, prompt)
+            if answered:
+                self._answered(traffic, record, trail, prompt)
+            self._judge(traffic, record, trail.summary)
         first = record.trails[0].summary
         outputs = sum(t.summary.completion_tokens for t in record.trails)
         if outputs and len(self._slice.served) < MOST_SERVED:
@@ -93,7 +98,6 @@ class TrafficMeter:
         traffic.pairs += uncached * (cached + uncached / 2)
         traffic.output_tokens += outputs
         traffic.context_tokens += outputs * (prompt + outputs / 2)
-        self._judge(traffic, record, summary)
         if len(self._slice.twins) < MOST_TWINS and (twin := _twin(record, trail)) is not None:
             self._slice.twins.append(twin)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.cost.profiles import load_profile
@@ -78,3 +79,10 @@ def test_a_profile_written_is_the_profile_read(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_with_the_choices(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         worker_costs(name)
+
+
+def test_a_profile_says_what_it_is_about_whatever_is_in_the_models_name(tmp_path: Path) -> None:
+    costs = msgspec.structs.replace(worker_costs("laptop"), about='C:\\Users\\ada\\"mine"')
+    file = tmp_path / "own.toml"
+    file.write_text(to_toml(costs, 128256, 8192, 2048))
+    assert worker_costs(str(file)).about == costs.about

@@ -220,3 +220,12 @@ def test_adapters_cost_every_pool_their_factor(tmp_path: Path) -> None:
         for cost in ("3", "1")
     )
     assert dear["median"] > 2 * cheap["median"]
+
+
+def test_a_worker_whose_failures_overlap_is_dead_until_the_last_of_them_ends() -> None:
+    """The end of the first one brought it back."""
+    trace = mooncake(60)
+    overlapping = run(trace, 2, 2, Failure("decode-0", 10, 20), Failure("decode-0", 15, 50))
+    once = run(trace, 2, 2, Failure("decode-0", 10, 50))
+    check(overlapping)
+    assert (overlapping.faults.deaths, times(overlapping)) == (1, times(once))

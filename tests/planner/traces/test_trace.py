@@ -4,10 +4,13 @@ import random
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from baton.console.main import app
 from baton.planner.traces.stats import cached_tokens, stats
 from baton.planner.traces.trace import TraceError, joined, read_trace, to_mooncake
 from baton.protos.errors import InvalidRequest
+from baton.router.observe.recorder import TraceRecorder
 
 DATA = Path(__file__).parents[2] / "data"
 MOONCAKE, AZURE = DATA / "mooncake_conversation_400.jsonl", DATA / "azure_2023_conversation_300.csv"
@@ -107,3 +110,50 @@ def test_adapters_come_with_a_trace_are_kept_and_renumbered_when_files_are_joine
     assert [r.adapter for r in read_trace(str(again)).requests] == [r.adapter for r in whole.requests]
     with pytest.raises(TraceError, match="adapter is -1"):
         read_trace(write(tmp_path, "c.jsonl", on.replace("3}", "-1}")))
+
+
+def test_requests_years_apart_are_counted_without_a_row_per_second(tmp_path: Path) -> None:
+    """A router whose clock was set when it had begun: its first line is of 1970. It took 14 GB."""
+    file = write(tmp_path, "t.jsonl", GOOD.replace("10,", "0,"), *[GOOD.replace("10,", "1700000000000,")] * 3)
+    arrivals = stats(read_trace(file)).arrivals
+    assert (arrivals.duration_s, arrivals.peak_per_second) == (1.7e9, 3)
+    assert arrivals.burstiness == pytest.approx(10 / 4)
+    nanoseconds = write(tmp_path, "n.jsonl", GOOD.replace("10,", "1700000000000000000,"))
+    with pytest.raises(TraceError, match="before the year 10000"):
+        read_trace(nanoseconds)
+
+
+def test_times_of_a_csv_keep_their_zone_and_fraction_and_a_byte_order_mark_is_no_name(tmp_path: Path) -> None:
+    rows = ["2024-05-10 02:00:00.5+02:00,1,1", "2024-05-10 00:00:01.2500000+00:00,1,1", "2024-05-10 00:00:02Z,1,1"]
+    file = write(tmp_path, "t.csv", "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens", *rows)
+    assert [r.arrival for r in read_trace(file).requests] == [0.0, 0.75, 1.5]
+
+
+def test_windows_that_are_no_minutes_are_told_in_seconds(tmp_path: Path) -> None:
+    file = write(tmp_path, "t.jsonl", *(GOOD.replace("10,", f"{ms},") for ms in (0, 40_000, 95_000)))
+    told = {
+        window: CliRunner().invoke(app, ["trace", "stats", file, "--window", window]).output
+        for window in ("30", "60")
+    }
+    assert all(f" {start} s " in told["30"] for start in (0, 30, 90))
+    assert all(f" {start} min " in told["60"] for start in (0, 1))
+
+
+def test_an_adapter_is_the_same_in_all_files_of_one_router_and_another_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    """A rotated file's adapters were counted a second time, and what they had cached was taken as gone."""
+    entropies = iter(count.to_bytes(7, "little") for count in range(1, 9))
+    for _ in range(2):  # the second one is the router started again
+        recorder = TraceRecorder(
+            str(tmp_path / "t.jsonl"), 1 << 20, lambda: 5.0, lambda size: next(entropies)[:size]
+        )
+        for at in range(3):
+            recorder.record(0.0, range(600), 4, b"", "sql@1111111111111111")
+            if at == 1:
+                recorder.write()
+                recorder._rotate()
+        recorder.close()
+    whole = joined([read_trace(str(tmp_path / name)) for name in ("t.2.jsonl", "t.1.jsonl", "t.jsonl")])
+    assert sorted(r.adapter for r in whole.requests) == [1, 1, 1, 2, 2, 2]
+    assert sum(cached_tokens(whole)) == 4 * 600

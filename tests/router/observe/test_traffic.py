@@ -7,6 +7,7 @@ import pytest
 
 from baton.cluster.traffic import TrafficSlice
 from baton.protos.adapter_id import number_of
+from baton.protos.errors import Overloaded
 from baton.protos.nouns import Sampling
 from baton.router.observe import traffic
 from baton.router.observe.decisions import DecisionLog
@@ -138,3 +139,19 @@ def test_a_clock_that_is_set_makes_no_slice_of_an_hour_or_of_less_than_nothing(b
     assert meter.cut(()).seconds == 1.0
     clock.now += 2.0
     assert meter.cut(()).seconds == 2.0
+
+
+async def test_a_request_that_no_worker_had_says_nothing_of_how_long_answers_are(bench):
+    """Under too much load half of them are refused: answers seemed half as long, and decode half as busy."""
+    clock, log, meter = bench
+    record, trail = opened(log, "a", 100)
+    placed(trail)
+    await ended(log, record, trail, 10, 0.5, 1.0)
+    refused, none = opened(log, "b", 100, slo_ttft_s=1.0)
+    none.failed(Overloaded("too many wait"))
+    log.changed(refused)
+    await log.flush()
+    clock.now = 101.0
+    traffic = meter.cut(log.unplaced()).classes["short"]
+    assert (traffic.arrived, traffic.ended, traffic.prompt_tokens, traffic.output_tokens) == (2, 1, 100, 10)
+    assert (traffic.judged, traffic.good) == (1, 0)
