@@ -146,7 +146,15 @@ def _size(
         found = least_workers(last[1], question.slo, question.want, 1, question.most)
         if found is not None:
             count = found.prefill + found.decode
-            return _row(name, form, sheet, found, count, None if price is None else price * count, "; ".join(said))
+            return _row(
+                name,
+                form,
+                sheet,
+                found,
+                count,
+                None if price is None else price * count,
+                "; ".join(dict.fromkeys(said)),
+            )
         said.append(f"{form.precision.name}: {_missed(last[1], question)}")
     if last is not None:
         said.append(least_sufficient(last[1], question.slo, question.want, question.most + 1))

@@ -168,6 +168,9 @@ def test_the_commands_write_json_a_plot_and_values(tmp_path: Path) -> None:
         ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--from", "9999"],
         ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--classes", "short"],
         ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--acceptance", "2"],
+        ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--classes", "a=-1"],
+        ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--classes", "a=1,a=2"],
+        ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--classes", "=5"],
         ["profile", "import", "roofline:llama-3-70b@h100"],
         ["trace", "stats", "none.csv"],
     ],
@@ -265,3 +268,14 @@ def test_a_measured_profile_is_simulated_with_its_own_chunk() -> None:
     said = json.loads(done.stdout)["result"]["score"]["ttft"]["mean"]
     load = read_trace(str(MOONCAKE)).between(0.0, 4.0)
     assert said == simulate(ClusterScenario(own, measured, measured, load), Slo(10.0, 0.1)).score.ttft.mean
+
+
+@pytest.mark.parametrize("option", ["--adapter-cost", "--acceptance"])
+def test_a_url_at_which_no_router_answers_is_said_of_the_option_that_gave_it(option: str) -> None:
+    """It said to pass --url, which these commands don't have."""
+    flags = ["--trace", str(MOONCAKE), "--profile", "laptop", "--seconds", "4"]
+    done = CliRunner().invoke(app, ["sim", *flags, option, "http://127.0.0.1:1"])
+    assert done.exit_code == 1
+    assert "no router answers at http://127.0.0.1:1" in done.output
+    assert f"write the URL of a router behind {option}" in " ".join(done.output.split())
+    assert "--url" not in done.output

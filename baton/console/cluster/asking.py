@@ -35,12 +35,13 @@ _REFUSALS: dict[int, type[BatonError]] = {401: Unauthenticated, 403: Forbidden, 
 
 class RouterEndpoint(msgspec.Struct, frozen=True):
     """Holds a router's base URL and the API key for it; without a ``context``, $SSL_CERT_FILE may name the CA for
-    an https:// URL.
+    an https:// URL. ``remedy`` says what to do where no router answers.
     """
 
     url: str
     key: str = ""
     context: ssl.SSLContext | None = None
+    remedy: str = "pass --url"
 
     def call(self, method: str, path: str, body: Json | None = None, timeout_s: float = TIMEOUT_S) -> Json:
         """Sends a request, ``body`` as JSON, and returns the router's JSON answer.
@@ -59,9 +60,9 @@ class RouterEndpoint(msgspec.Struct, frozen=True):
         except urllib.error.HTTPError as error:
             raise refusal(error) from None
         except http.client.HTTPException:
-            raise ConfigError(f"what answers at {self.url} speaks no HTTP/1.1; pass --url", "url") from None
+            raise ConfigError(f"what answers at {self.url} speaks no HTTP/1.1; {self.remedy}", "url") from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"no router answers at {self.url} ({error}); pass --url", "url") from None
+            raise ConfigError(f"no router answers at {self.url} ({error}); {self.remedy}", "url") from None
 
 
 def router(url: str | None, key: str) -> RouterEndpoint:

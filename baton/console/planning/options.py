@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.console.cluster.asking import router
+from baton.console.cluster.asking import RouterEndpoint
 from baton.protos.errors import ConfigError
+from baton.protos.json import Json
 
 if TYPE_CHECKING:  # loaded by the command that needs them
     from baton.planner.costs.adapters import AdapterCosts
@@ -127,8 +128,7 @@ def adapter_costs_from(text: str) -> AdapterCosts:
 
     if not text.startswith(("http://", "https://")):
         return AdapterCosts(parse_factor(text) if text else None)
-    cluster = router(text, os.environ.get("BATON_API_KEY", "")).call("GET", "/v1/cluster")
-    return AdapterCosts(measured=measured_by(cluster))
+    return AdapterCosts(measured=measured_by(_cluster(text, "--adapter-cost")))
 
 
 def acceptance_from(text: str) -> tuple[float, ...]:
@@ -141,4 +141,13 @@ def acceptance_from(text: str) -> tuple[float, ...]:
 
     if not text.startswith(("http://", "https://")):
         return parse_acceptance(text)
-    return acceptance_of(router(text, os.environ.get("BATON_API_KEY", "")).call("GET", "/v1/cluster"))
+    return acceptance_of(_cluster(text, "--acceptance"))
+
+
+def _cluster(url: str, option: str) -> Json:
+    """Returns what the router at ``url`` says of its cluster. Raises ConfigError naming ``option``."""
+    remedy = f"write the URL of a router behind {option}, or numbers"
+    found = RouterEndpoint(url, os.environ.get("BATON_API_KEY", ""), remedy=remedy).call("GET", "/v1/cluster")
+    if not isinstance(found, dict) or not isinstance(found.get("workers"), list):
+        raise ConfigError(f"what answers at {url} is no router; {remedy}", option.lstrip("-").replace("-", "_"))
+    return found

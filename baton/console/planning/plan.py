@@ -189,9 +189,12 @@ def _planned(
 
 def _classes(text: str) -> dict[str, int]:
     try:
-        return {name: int(most) for name, most in (item.split("=") for item in text.split(","))}
+        found = [(name.strip(), int(most)) for name, most in (item.split("=") for item in text.split(","))]
     except ValueError as error:
         raise ConfigError(f"--classes {text!r}: write name=tokens,name=tokens", "classes") from error
+    if not all(name and most > 0 for name, most in found) or len(dict(found)) < len(found):
+        raise ConfigError(f"--classes {text!r}: each needs a name of its own, and tokens above 0", "classes")
+    return dict(found)
 
 
 def _widths(text: str) -> list[int]:
