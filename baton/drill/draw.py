@@ -10,7 +10,15 @@ import msgspec
 
 from baton.drill.language.oracle import VOCABULARY
 from baton.drill.machines.network import KEEPALIVE_S
-from baton.drill.operated import with_cancelled_jobs, with_kept_roles, with_keys, with_pins, with_scales
+from baton.drill.operated import (
+    with_cancelled_jobs,
+    with_drains,
+    with_kept_roles,
+    with_keys,
+    with_pins,
+    with_scales,
+    with_turns,
+)
 from baton.drill.overload import overloaded, with_few_bytes, with_few_places, with_priorities
 from baton.drill.scenario import (
     ABRUPT,
@@ -19,6 +27,7 @@ from baton.drill.scenario import (
     ENDING,
     FLOODING,
     HOSTED,
+    OPERATED,
     PEER,
     PHASES,
     POLICIES,
@@ -127,13 +136,14 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     drawn = with_keys(with_scales(with_pins(drawn, span, size.pinned), span, size.scaled), span, size.keyed)
     drawn = with_selection(with_floats(drawn, size.floats), size.selected)
     drawn = with_steps_ahead(with_hosts(drawn, span, size.kinds, size.hosted), size.ahead)
+    drawn = with_drains(with_turns(drawn, span, size.kinds, size.turned), span, size.kinds, size.drained)
     drawn = with_kept_roles(with_few_bytes(with_few_places(drawn, size.narrow), size.tight), size.kept_roles)
     return with_priorities(drawn, size.ordered)
 
 
 def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:
     """Draws the kinds of faults of a run; an eighth of the runs have none."""
-    kinds = [kind for kind in size.kinds if kind not in (*APART, *HOSTED)]
+    kinds = [kind for kind in size.kinds if kind not in (*APART, *HOSTED, *OPERATED)]
     if not kinds or not size.faults or rng.random() < 0.125:
         return []
     return rng.sample(kinds, rng.randint(1, len(kinds)))
@@ -218,7 +228,7 @@ def _apart(
     """Draws faults of APART: in a share of the scenarios with faults; in all if no other is asked for."""
     rng = random.Random(f"apart {seed}")
     kinds = [kind for kind in size.kinds if kind in APART]
-    alone = set(size.kinds) <= {*APART, *HOSTED}
+    alone = set(size.kinds) <= {*APART, *HOSTED, *OPERATED}
     if not kinds or not size.faults or not (alone or (faulty and rng.random() < size.apart)):
         return
     for _ in range(rng.randint(1, max(1, size.faults // 2))):

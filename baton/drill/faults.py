@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from baton.cluster.holds import SlotHold
 from baton.cluster.membership import entry_prefix
+from baton.drill.checks.roles import RoleWitness
 from baton.drill.coverage import Coverage
 from baton.drill.loop import SeededLoop
 from baton.drill.machines.network import KEEPALIVE_S, Network
@@ -21,9 +21,9 @@ from baton.drill.parts.aims import Aims
 from baton.drill.parts.life import NAMESPACE
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import SimulatedWorker
+from baton.drill.parts.worker_operators import WorkerOperators
 from baton.drill.redis.server import SimulatedRedis
 from baton.drill.scenario import ABRUPT, FAR, FAULTS, PEER, REDIS, Fault, FaultKind
-from baton.protos.errors import BatonError, DeadlineExceeded
 from baton.protos.nouns import WorkerInfo
 
 Play = Callable[[Fault], Awaitable[None]]
@@ -35,7 +35,7 @@ TEAR_EVERY_S = 0.5  # seconds for which a message of one direction is waited for
 class FaultInjector:
     """Injects the faults of a run into its workers, routers, network and Redis.
 
-    ``unheard`` is told of changes of roles that end in time running out instead of the reason.
+    ``roles`` judges what operators are told of roles and drains; None: nobody does.
     """
 
     def __init__(
@@ -48,13 +48,14 @@ class FaultInjector:
         tell: Callable[[str, str], None],
         coverage: Coverage,
         aims: Aims,
-        unheard: Callable[[str], None] = lambda text: None,
+        roles: RoleWitness | None = None,
     ) -> None:
-        self._aims, self._unheard = aims, unheard
+        self._aims = aims
         self._workers, self._network, self._redis, self._rng = workers, network, redis, rng
         self._routers = {router.name: router for router in routers}
         self._tell, self._coverage = tell, coverage
-        self._held: set[str] = set()
+        self._operators = WorkerOperators(workers, routers, network, rng, tell, roles)
+        self.put_all_back = self._operators.put_all_back
         self._asked: dict[tuple[FaultKind, str], list[float]] = {}
         self._plays = self._plays_by_kind()
         assert self._plays.keys() == set(FAULTS), "each kind of fault has its play"
@@ -78,9 +79,10 @@ class FaultInjector:
             "clock_jumps": self._clock_jumps,
             "tier_slow": self._tier_slow,
             "tier_fails": self._tier_fails,
-            "role": self._role,
-            "ratio": self._ratio,
-            "hold": self._hold,
+            "role": self._operators.role,
+            "ratio": self._operators.ratio,
+            "hold": self._operators.hold,
+            "drain": self._operators.drain,
             "leave": self._leave,
             "weights": self._weights,
             "cancel_again": self._cancel_again,
@@ -307,67 +309,6 @@ class FaultInjector:
         await self._at_most(fault, 1.0, 0.0, lambda level: setattr(health, "fails", level > 0))
 
     # ---- operators ----
-
-    async def _role(self, fault: Fault) -> None:
-        life, parts = self._workers[fault.target].life, next(iter(self._routers.values())).parts
-        if life is None or parts is None:
-            return
-        role = "decode" if life.role == "prefill" else "prefill"
-        try:
-            await parts.core.roles.move([fault.target], role, min(fault.seconds, 3.0))
-        except BatonError as error:
-            self._tell(fault.target, f"doesn't become {role}: {error.label}")
-            self._refused(error)
-        else:
-            self._tell(fault.target, f"is a {role} worker")
-
-    async def _ratio(self, fault: Fault) -> None:
-        parts = next(iter(self._routers.values())).parts
-        if parts is None:
-            return
-        count = len(self._workers)
-        prefill = self._rng.randint(0, count)
-        try:
-            await parts.core.roles.set_ratio(prefill, count - prefill, min(fault.seconds, 3.0))
-        except BatonError as error:
-            self._tell("operator", f"gets no ratio {prefill}:{count - prefill}: {error.label}")
-            self._refused(error)
-        else:
-            self._tell("operator", f"has the ratio {prefill}:{count - prefill}")
-
-    def _refused(self, error: BatonError) -> None:
-        if isinstance(error, DeadlineExceeded):
-            self._unheard(f"nobody hears why a worker keeps its role: {error.message}")
-
-    async def _hold(self, fault: Fault) -> None:
-        parts = next(iter(self._routers.values())).parts
-        if parts is None:
-            return
-        self._held.add(fault.target)
-        hold = SlotHold("drain" if self._rng.random() < 0.5 else "eject")
-        try:
-            await parts.holds.put(fault.target, hold)
-            self._tell(fault.target, f"is held: {hold.how}")
-        except BatonError as error:
-            self._tell(fault.target, f"isn't held: {error.label}")
-        await asyncio.sleep(fault.seconds)
-        await self._put_back(fault.target)
-
-    async def put_all_back(self) -> None:
-        """Ends the hold of every worker that a fault has held, also of those that a restored Redis holds again."""
-        for slot in sorted(self._held):
-            await self._put_back(slot)
-
-    async def _put_back(self, slot: str) -> None:
-        while True:
-            parts = next(iter(self._routers.values())).parts
-            try:
-                if parts is not None:
-                    await parts.holds.put(slot, None)
-                    return
-            except BatonError:
-                pass
-            await asyncio.sleep(0.5)
 
     async def _leave(self, fault: Fault) -> None:
         worker = self._workers[fault.target]

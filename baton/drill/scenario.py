@@ -20,6 +20,7 @@ FaultKind = Literal[
     "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
     "tier_slow", "tier_fails", "role", "ratio", "hold", "leave", "weights", "cancel_again",
     "half_open", "no_descriptors", "roster_lies", "wall_jumps", "torn", "drift", "no_memory", "host_dies",
+    "drain",
 ]  # fmt: skip
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 # Faults that delay the word that a client left.
@@ -37,7 +38,12 @@ LETS_LEAVE = (
     "ratio",
     "index_lies",
     "tier_fails",
+    "drain",
 )
+# Faults beside which Redis keeps who has which lease, and each router hears of it in time.
+KEEPS_LEASES = (*LETS_LEAVE, "kill", "engine_dies", "tier_slow", "wall_jumps")
+# Faults for which no router may take a worker for one that failed.
+ORDERLY = ("drain", "leave", "hold", "role", "ratio", "router_dies", "index_lies", "tier_fails")
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
 Phase = Literal["", "reading", "admitted", "receiving", "writing", "ending"]  # ending: the last token is written
 PHASES: tuple[Phase, ...] = ("reading", "admitted", "receiving", "writing")
@@ -57,12 +63,14 @@ APART: tuple[FaultKind, ...] = (
     "no_memory",
 )
 HOSTED: tuple[FaultKind, ...] = ("host_dies",)  # drawn where workers' ranks are on several hosts
+OPERATED: tuple[FaultKind, ...] = ("drain",)  # drawn by randomness of their own as well
 FAR = "/host"  # behind a worker's name: the process on the other host of its ranks
 REDIS = "redis"  # the name of the Redis server's process
 PEER = "peer"  # the other end of an aimed fault: who has the request's other half
 AIM_S = 15.0  # seconds for which an aimed fault waits for its request's phase at most
 SLOW_STEP_S = 0.1  # seconds of a step with which answers go on for so long that faults meet them
 ABRUPT = 100.0  # the factor of a fault of weights whose worker ends without draining
+TWICE = 2.0  # the factor of a drain that a second, impatient operator asks for as well
 FLOODING = ("flood", "drop", "rare")  # tenants that are held against fair shares
 Tools = Literal["", "auto", "named", "required"]
 FORCED = ("named", "required")  # tools of which a call is demanded
@@ -98,6 +106,8 @@ class Request(msgspec.Struct, frozen=True):
     model: int = 0  # index of the model that is asked
     priority: int = 0  # of the request; a lower one is more urgent
     slo_ttft_s: float = 0.0  # seconds in which the first token is to come, else the request may be refused; 0: none
+    session: str = ""  # the conversation whose next turn it is, "" for none
+    follows: int = -1  # number of the request after whose end it is asked at the earliest; -1: none
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -116,6 +126,7 @@ class Fault(msgspec.Struct, frozen=True):
     aim: Phase = ""
     request: int = -1
     after: float = 0.0
+    asks: int = 0  # index of the router that an operator asks
 
     @property
     def ends_at(self) -> float:
@@ -266,14 +277,31 @@ class Scenario(msgspec.Struct, frozen=True):
         """Returns whether all faults end workers, and are fewer than a request's attempts, so that no request need
         fail.
         """
-        ending = [fault.kind in ENDING for fault in self.faults]
+        kinds = [fault.kind for fault in self.faults if fault.kind != "drain"]  # which costs no attempt
+        ending = [kind in ENDING for kind in kinds]
         return not self.placed and all(ending) and len(ending) < DispatchSettings().max_attempts
 
     @property
     def tells_roles(self) -> bool:
         """Returns whether workers keep their roles for reasons of their own alone, which they can tell."""
-        changing = all(fault.kind in ("role", "ratio") for fault in self.faults)
-        return bool(self.keep_roles) and changing and not self.controller
+        told = ("role", "ratio", "hold", "drain", "router_dies")
+        return all(fault.kind in told for fault in self.faults) and not self.controller
+
+    @property
+    def loses_nobody(self) -> bool:
+        """Returns whether workers leave, drain and change their roles in order alone, so that none fails."""
+        return all(fault.kind in ORDERLY for fault in self.faults)
+
+    @property
+    def keeps_leases(self) -> bool:
+        """Returns whether nothing takes a lease from a router that lives."""
+        return all(fault.kind in KEEPS_LEASES for fault in self.faults)
+
+    @property
+    def settles_ratio(self) -> bool:
+        """Returns whether nobody but operators changes workers' roles, and no worker goes."""
+        asked = all(fault.kind in ("role", "ratio") for fault in self.faults)
+        return asked and not self.controller and not self.placed and self.models == 1
 
     @property
     def lets_leave(self) -> bool:
@@ -324,5 +352,7 @@ class Size(msgspec.Struct, frozen=True):
     overloaded: float = 0.1  # share of scenarios in which tenants contend for full queues, without faults
     narrow: float = 0.15  # share of the others with faults in which queues have few places
     tight: float = 0.1  # share of the others with faults in which requests may hold few bytes
+    drained: float = 0.12  # share of scenarios with faults in which operators drain workers
+    turned: float = 0.1  # share of the others with faults in which operators change roles at several routers
     kept_roles: float = 0.3  # share of the others whose roles change in which some workers can't begin another
     ordered: float = 0.2  # share of the others in which requests have priorities

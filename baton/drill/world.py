@@ -14,6 +14,7 @@ from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.keys import KeyWitness
 from baton.drill.checks.queues import QueueWitness
+from baton.drill.checks.roles import RoleWitness
 from baton.drill.checks.watch import Departed, Witnesses
 from baton.drill.coverage import Coverage
 from baton.drill.faults import FaultInjector
@@ -111,7 +112,10 @@ class World:
         roles = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(decode)]
         departed: Departed = {}
         queues, aims = self.queues, Aims()
-        witnesses = Witnesses(self.judge.violated, {}, departed, queues, self._pinned, self.judge.length)
+        self.roles = RoleWitness(own, self.judge.violated, self._changing)
+        witnesses = Witnesses(
+            self.judge.violated, {}, departed, queues, self._pinned, self.judge.length, self.roles.begins
+        )
         kinds = {fault.kind for fault in own.faults}
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
@@ -179,7 +183,7 @@ class World:
         asking = [asyncio.ensure_future(clients.ask(request, began)) for request in own.requests]
         faults = FaultInjector(
             self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage, aims,
-            self.judge.violated if own.tells_roles else lambda text: None,
+            self.roles,
         )  # fmt: skip
         batches = BatchClients(
             self.network,
@@ -210,6 +214,10 @@ class World:
     def _pinned(self) -> None:
         if self.pins is not None:
             self.pins.pinned()
+
+    def _changing(self) -> list[str]:
+        """Returns the names of the routers that wait for workers' new roles now."""
+        return [router.name for router in self.routers if router.parts and router.parts.core.roles.changing()]
 
     async def _let_pins_go(self) -> None:
         """Has all pins be let go, and waits for the end of those of which a fault may have kept the word."""
@@ -310,6 +318,13 @@ class World:
                 self.judge.violated(f"{worker.slot}: {swept} leases were swept without a partition")
         for what in self._left_over():
             self.judge.violated(f"at rest: {what}")
+        for router in self.routers if own.loses_nobody else ():
+            if blames := router.blames():
+                self.judge.violated(
+                    f"{router.name} takes a worker for one that failed, {blames} times, and none did"
+                )
+        roles = [worker.life.role for worker in self.workers.values() if worker.life is not None]
+        self.roles.at_rest((roles.count("prefill"), roles.count("decode")))
 
     def _left_over(self) -> Iterator[str]:
         """Yields what is held, or missing, that mustn't be at rest."""

@@ -164,15 +164,23 @@ class WorkerControl:
 
     async def drain(self, grace_s: float) -> tuple[int, int]:
         """Accepts no new work; returns how many requests finished within ``grace_s`` seconds, and how many were
-        cancelled then.
+        cancelled then. Their routers hear that the worker drains, not that it failed.
         """
         before = self._service.finished
         self.begin_drain()
         await self._idle_within(grace_s)
-        cancelled = self._service.cancel_all("draining")
+        cancelled = await self._empty(Draining(f"{self.info.worker_id} drains; go on elsewhere"), "draining")
         if cancelled:
             await self._idle_within(1.0)
         return self._service.finished - before, cancelled
+
+    async def _empty(self, away: Draining, reason: str) -> int:
+        """Sends requests elsewhere and cancels all of them, once routers have heard of it; returns how many were
+        cancelled.
+        """
+        if self._service.send_away(away):
+            await asyncio.sleep(AWAY_S)
+        return self._service.cancel_all(reason)
 
     def begin_drain(self) -> None:
         """Accepts no new work from now on."""

@@ -193,6 +193,7 @@ class RoleRuntime:
         if member is not None:
             await member.announce_end(msgspec.structs.replace(self.control.info, state="draining"))
         await self.control.drain(grace_s)
+        self.service.hang_up()  # so that routers hear that it leaves before their connections break
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
         """Registers the role's gRPC services with ``server``; returns their full names."""

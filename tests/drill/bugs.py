@@ -543,7 +543,7 @@ BUGS = (
     Bug(
         "a prompt that waits as the role ends reaches the next role's engine",
         "prefill_worker/io/service.py",
-        '        self._lost = Draining("the prefill worker changes its role; ask another")',
+        '        self._lost = Draining("the prefill worker leaves its role; ask another")',
         "        pass",
         faults=("role", "ratio", "tier_slow"),
         size=TIERED,

@@ -155,7 +155,7 @@ class DecodeService:
 
     def hang_up(self) -> None:
         """Ends every session after what is queued for its router, and refuses all requests from now on."""
-        self._left = Draining("the decode worker changes its role; ask another")
+        self._left = Draining("the decode worker leaves its role; ask another")
         for session in tuple(self._sessions):
             session.end()
 

@@ -24,6 +24,7 @@ Violated = Callable[[str], None]
 Answers = dict[tuple[str, int], str]  # the weights that began an answer, by request id and choice
 Departed = dict[tuple[int, int], float]  # when nobody waits any more for an answer, by request and choice
 TELLS_PROGRESS = (ch.Admit, ch.ReceiveOpened, ch.ReceiveClosed)
+OF_WORK = (ch.Tokens, ch.Admitted, ch.Committed, ch.BlocksReady, ch.PrefillDone)  # what comes of requests
 EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by rounding
 
 
@@ -31,7 +32,7 @@ class Witnesses(NamedTuple):
     """Holds what the checks of all engines of a cluster share; each violation is passed to ``violated``.
 
     ``pinned`` is told of each pin that an engine is asked for. ``whole(request, choice)`` is the number of tokens
-    of a whole answer.
+    of a whole answer. ``changes`` is told the slot of each worker that begins to change its role.
     """
 
     violated: Violated
@@ -40,6 +41,7 @@ class Witnesses(NamedTuple):
     queues: QueueWitness
     pinned: Callable[[], None] = lambda: None
     whole: Callable[[Request, int], int] = lambda request, choice: 0
+    changes: Callable[[str], None] = lambda slot: None
 
 
 class EngineWitness:
@@ -62,7 +64,8 @@ class EngineWitness:
     ) -> None:
         self._reached = reached
         self._adapters, self._name, self._requests, self._ttl_s = adapters, name, requests, lease_ttl_s
-        self.violated, self._answers, self._departed, self._queues, self._pinned, self._whole = witnesses
+        self.violated, self._answers, self._departed, self._queues, self._pinned, self._whole = witnesses[:6]
+        self._turns_drained = -1  # the engine's turns since somebody was told that it has drained; -1: nobody was
         self._progress: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
         self._cancelled: set[int] = set()  # requests whose cancel an earlier turn has taken
@@ -94,10 +97,21 @@ class EngineWitness:
         if isinstance(message, TELLS_PROGRESS):
             self._progress[message.key] = now
 
+    def drained(self) -> None:
+        """Stores that somebody was told that nothing runs here any more, nor will.
+
+        An engine that stood still may have to take first what came before.
+        """
+        self._turns_drained = max(0, self._turns_drained)
+
     def turned(self, swept: int, said: Sequence[ch.ToIo], now: float, true: float) -> None:
         """Checks the messages ``said`` that one turn of the engine sent as its clock showed ``now``, at the time
         ``true``; ``swept`` leases timed out in that turn.
         """
+        if self._turns_drained >= 0:
+            if self._turns_drained and any(isinstance(message, OF_WORK) for message in said):
+                self.violated(f"{self._name}: works on after it was said to be drained")
+            self._turns_drained += 1
         for message in said:
             if isinstance(message, ch.Tokens) and any(one.key in self._cancelled for one in message.outputs):
                 self.violated(f"{self._name}: a sequence writes on after its cancel")

@@ -72,6 +72,7 @@ class Life:
         self._keys = itertools.count(1)
         self._held: tuple[bytes, ...] = ()
         self._change: RoleSwitch | None = None
+        self._drains = False  # whether somebody has drained it, whatever its role
         self._refusal: ErrorInfo | None = None  # why that came to nothing, and the role begins again
         self._disk: DiskTier | None = None
         self._told_at = math.inf  # loop time at which it was told to stop
@@ -224,6 +225,8 @@ class Life:
         async with AsyncExitStack() as stack:
             report = WorkerReport(info, metrics_of(info), meterless_machine(), self.worker.clock.now)
             runtime = RoleRuntime(spec, self.engine, report, info, blocks, self._keys, self._environment())
+            if self._drains:
+                runtime.control.begin_drain()
             server = Server(self.process.spawn)
             runtime.add_to(server)  # type: ignore[arg-type]
             runtime.control.info = msgspec.structs.replace(runtime.control.info, address=self.address)
@@ -243,7 +246,7 @@ class Life:
             await server.stop(HANG_UP_S)
             network.hang_up(server)
             listening.cancel()
-            self._held = member.index.held
+            self._held, self._drains = member.index.held, runtime.control.drains
         return why
 
     async def _join_hosts(self, runtime: RoleRuntime, stack: AsyncExitStack) -> None:
@@ -293,6 +296,7 @@ class Life:
 
     async def _changes(self, runtime: RoleRuntime) -> None:
         self._change = await runtime.control.next_role_change()
+        self.worker.witnesses.changes(self.worker.slot)
         await runtime.control.leave_role(self._change)
         self.engine.channel.send(SetRole(self._change.role))
         await asyncio.sleep(CHANGE_S)

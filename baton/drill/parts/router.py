@@ -28,6 +28,7 @@ from baton.cluster.membership import PolledRoster, connect
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.prefix_pins import PrefixPinStore
+from baton.cluster.roles import RoleTurns
 from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClassSection, RouterConfig
 from baton.cluster.store.buckets import RateBuckets
 from baton.cluster.store.patience import CircuitBreaker
@@ -48,6 +49,7 @@ from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
+from baton.protos.errors import WorkerLost
 from baton.protos.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from baton.protos.v1.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from baton.router.access.gate import AccessGate
@@ -109,6 +111,7 @@ class RouterParts(msgspec.Struct, frozen=True):
     gate: AccessGate
     catalog: ModelCatalog
     app: ASGIApp  # the generating endpoints, over HTTP
+    metrics: RouterMetrics
 
 
 class SimulatedRouter:
@@ -174,6 +177,10 @@ class SimulatedRouter:
         if seen != ready:
             yield f"{self.name} sees {seen} ready, and {ready} are"
 
+    def blames(self) -> int:
+        """Returns how often the router that runs took a worker for one that failed a request."""
+        return 0 if self.parts is None else int(self.parts.metrics.retries.labels(WorkerLost.label)._value.get())
+
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._closing.is_set():
@@ -236,6 +243,7 @@ class SimulatedRouter:
                 adapters=adapters,
                 wall_clock=wall_clock,
                 last_words=roster.last_words,
+                role_turn=RoleTurns(redis, NAMESPACE, self.process.name).turn,
             )
             settings = DispatchSettings(hedge_factor=own.hedge)
             core = await stack.enter_async_context(running_core(config, given, settings))
@@ -264,7 +272,7 @@ class SimulatedRouter:
                 core.links, pins, config.max_pinned_tokens, wall_clock, service.environment.new_id
             )
             await stack.enter_async_context(self._over_grpc(service))
-            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes, batches))
+            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes, batches), given.metrics)
 
     @asynccontextmanager
     async def _over_grpc(self, service: GenerationService) -> AsyncIterator[None]:

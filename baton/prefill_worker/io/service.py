@@ -216,8 +216,8 @@ class PrefillService:
         return 0
 
     def hang_up(self) -> None:
-        """Refuses every prompt from now on with Draining, because the engine is about to change its role."""
-        self._lost = Draining("the prefill worker changes its role; ask another")
+        """Refuses every prompt from now on with Draining, because the worker is about to leave its role."""
+        self._lost = Draining("the prefill worker leaves its role; ask another")
 
     def lost(self, error: BatonError) -> None:
         """Ends every handoff with ``error`` and refuses new prompts with it, because the engine is gone."""

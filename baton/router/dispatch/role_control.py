@@ -234,9 +234,10 @@ class RoleControl:
         """Waits until the worker serves ``role``, and returns the incarnation in which it does.
 
         ``lives`` are the incarnation that it left and the one that it said it would have. It has another one where
-        it was ended on its way and started again, which is as good, and where it couldn't begin the role. It is
-        waited for as long as it is a member in the life that it leaves, because it ends itself where its engine
-        doesn't get to the next one; and AWAY_S from when it was last ``seen`` so.
+        it was ended on its way and started again, which is as good, and where it couldn't begin the role. Whether
+        an operator holds it or drains it makes no difference. It is waited for as long as it is a member in the
+        life that it leaves, because it ends itself where its engine doesn't get to the next one; and AWAY_S from
+        when it was last ``seen`` so.
         """
         most = seen + LONGEST_S
         while True:
@@ -245,7 +246,7 @@ class RoleControl:
                 info = link.info
                 if info.incarnation == lives[0]:
                     seen = max(seen, self._clock())
-                if link.up and info.state == "ready" and info.role == role:
+                if link.up and info.role == role and info.incarnation != lives[0]:
                     return info.incarnation
                 if link.up and info.role_error is not None and info.incarnation not in lives:
                     raise _refused(info, info.role_error)

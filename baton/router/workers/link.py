@@ -21,7 +21,7 @@ import msgspec
 
 from baton.protos import version
 from baton.protos.convert import adapter_from_pb
-from baton.protos.errors import AdapterUnknown, BatonError, Cancelled, WorkerLost, WorkerStalled
+from baton.protos.errors import AdapterUnknown, BatonError, Cancelled, Draining, WorkerLost, WorkerStalled
 from baton.protos.nouns import PROTOCOL, AdapterInfo, WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
@@ -285,8 +285,8 @@ class DecodeLink(WorkerLink):
             done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        except WorkerStalled as stalled:
-            lost = stalled
+        except (WorkerStalled, Draining) as why:
+            lost = why
             raise
         finally:
             self._session = None

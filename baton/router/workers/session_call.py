@@ -11,7 +11,7 @@ import contextlib
 import grpc
 import grpc.aio
 
-from baton.protos.errors import WorkerLost
+from baton.protos.errors import Draining
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.workers.call_errors import readable
@@ -19,17 +19,17 @@ from baton.router.workers.decode_session import DecodeSession
 
 
 async def read_all(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> None:
-    """Passes every message of the worker to ``session``. Raises WorkerLost when the worker ends the call."""
+    """Passes every message of the worker to ``session``. Raises Draining when the worker ends the call."""
     while True:
         session.receive(await read(call, session))
 
 
 async def read(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> w.SessionDown:
-    """Returns the worker's next message. Raises WorkerLost when the worker ends the call."""
+    """Returns the worker's next message. Raises Draining when the worker ends the call in order, as it leaves."""
     down = await call.read()
     heed_cancel()
     if down is grpc.aio.EOF:
-        raise WorkerLost("the worker closed the session")
+        raise Draining(f"{session.worker_id} closed the session; go on elsewhere")
     return readable(down, session.worker_id)
 
 

@@ -174,6 +174,13 @@ async def test_a_worker_that_another_router_has_just_changed_is_counted_once_it_
     assert played(links).count("prefill") == 2
 
 
+@pytest.mark.parametrize("state", ["standby", "draining"])
+async def test_a_worker_that_is_held_or_drained_has_changed_once_it_is_there_in_its_role(state):
+    links = [Link(worker(0), state=state), Link(worker(1))]
+    change = await asyncio.wait_for(control(links).set_role("decode-0", "prefill", 0.0), 10)
+    assert (change.after, change.incarnation) == ("prefill", "decode0.1")
+
+
 async def test_roles_are_not_changed_while_routers_cannot_agree_on_them():
     links, gone = cluster("decode", "decode"), connect("unix:///nowhere/redis.sock")
     with pytest.raises(Unavailable, match="Redis is away"):

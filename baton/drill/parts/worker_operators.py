@@ -1,0 +1,181 @@
+"""The operators of a simulated run who change workers' roles, hold workers, and drain them.
+
+Each asks a router, in whose process what was asked for runs, or a worker. Knows nothing of when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import grpc.aio
+
+from baton.cluster.holds import SlotHold
+from baton.drill.checks.roles import RoleWitness
+from baton.drill.loop import seeded_loop
+from baton.drill.machines.network import Network
+from baton.drill.parts.life import Life
+from baton.drill.parts.router import RouterParts, SimulatedRouter
+from baton.drill.parts.worker import SimulatedWorker
+from baton.drill.rpc.client import SimulatedDialer
+from baton.drill.scenario import TWICE, Fault
+from baton.protos.errors import BatonError, NoWorker
+from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
+
+T = TypeVar("T")
+TRIES = 3  # of a call that breaks
+AGAIN_S = 0.2  # seconds between two of them
+IMPATIENT_S = 0.2  # seconds after which that one asks
+ANSWERED_S = 30.0  # seconds beyond its grace after which an operator gives a drain up
+
+
+class WorkerOperators:
+    """Does what faults say that operators do to ``workers``, through ``routers`` or by a worker's own calls.
+
+    ``witness`` judges changes of roles and drains.
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[str, SimulatedWorker],
+        routers: Sequence[SimulatedRouter],
+        network: Network,
+        rng: random.Random,
+        tell: Callable[[str, str], None],
+        witness: RoleWitness | None = None,
+    ) -> None:
+        self._workers, self._routers, self._rng, self._tell = workers, routers, rng, tell
+        self._network, self._witness = network, witness or RoleWitness()
+        self._held: set[str] = set()
+
+    # ---- roles ----
+
+    async def role(self, fault: Fault) -> None:
+        """Asks for the other role of the fault's target."""
+        life = self._workers[fault.target].life
+        if life is None:
+            return
+        role = "decode" if life.role == "prefill" else "prefill"
+        grace_s = min(fault.seconds, 3.0)
+        try:
+            await self._at_router(fault, lambda parts: parts.core.roles.move([fault.target], role, grace_s))
+        except BatonError as error:
+            self._tell(fault.target, f"doesn't become {role}: {error.label}")
+            self._witness.answered(None, error)
+        else:
+            self._tell(fault.target, f"is a {role} worker")
+            self._witness.answered(None)
+
+    async def ratio(self, fault: Fault) -> None:
+        """Asks for a ratio that is drawn."""
+        grace_s = min(fault.seconds, 3.0)
+        ratio = prefill, decode = drawn_ratio(self._rng, len(self._workers))
+        try:
+            await self._at_router(fault, lambda parts: parts.core.roles.set_ratio(*ratio, grace_s))
+        except BatonError as error:
+            self._tell("operator", f"gets no ratio {prefill}:{decode}: {error.label}")
+            self._witness.answered(None, error)
+        else:
+            self._tell("operator", f"has the ratio {prefill}:{decode}")
+            self._witness.answered(ratio)
+
+    async def _at_router(self, fault: Fault, asks: Callable[[RouterParts], Awaitable[T]]) -> T:
+        """Has the router that the fault names do what is asked. Raises NoWorker if it isn't up, or dies at it."""
+        router = self._routers[fault.asks % len(self._routers)]
+        parts = router.parts
+        if parts is None:
+            raise NoWorker(f"{router.name} is down")
+
+        async def asked() -> T:
+            return await asks(parts)
+
+        doing = router.process.spawn(asked(), f"operator {fault.kind}")
+        await asyncio.wait({doing})
+        if doing.cancelled():
+            raise NoWorker(f"{router.name} died")
+        return doing.result()
+
+    # ---- holds ----
+
+    async def hold(self, fault: Fault) -> None:
+        """Takes the fault's target out of rotation for the fault's time."""
+        parts = self._routers[0].parts
+        if parts is None:
+            return
+        self._held.add(fault.target)
+        hold = SlotHold("drain" if self._rng.random() < 0.5 else "eject")
+        try:
+            await parts.holds.put(fault.target, hold)
+            self._tell(fault.target, f"is held: {hold.how}")
+        except BatonError as error:
+            self._tell(fault.target, f"isn't held: {error.label}")
+        await asyncio.sleep(fault.seconds)
+        await self._put_back(fault.target)
+
+    async def put_all_back(self) -> None:
+        """Ends the hold of every worker that a fault has held, also of those that a restored Redis holds again."""
+        for slot in sorted(self._held):
+            await self._put_back(slot)
+
+    async def _put_back(self, slot: str) -> None:
+        while True:
+            parts = self._routers[0].parts
+            try:
+                if parts is not None:
+                    await parts.holds.put(slot, None)
+                    return
+            except BatonError:
+                pass
+            await asyncio.sleep(0.5)
+
+    # ---- drains ----
+
+    async def drain(self, fault: Fault) -> None:
+        """Drains the fault's target with a grace of the fault's time, then tells it to stop, as whoever changes
+        workers one by one does. With the factor TWICE somebody drains it again meanwhile, without any grace.
+        """
+        life = self._workers[fault.target].life
+        if life is None or life.runtime is None:
+            return
+        draining = [self._drained(life, fault.seconds)]
+        if fault.factor == TWICE:
+            draining.append(self._again(life))
+        await asyncio.gather(*draining)
+        life.stop.set()
+
+    async def _again(self, life: Life) -> None:
+        await asyncio.sleep(IMPATIENT_S)
+        await self._drained(life, 0.0)
+
+    async def _drained(self, life: Life, grace_s: float) -> None:
+        """Calls Drain until it is answered, TRIES times at most, and tells the witness."""
+        now, slot = seeded_loop().true_time, life.worker.slot
+        began = now()
+        for _ in range(TRIES):
+            channel = SimulatedDialer(self._network, "operator").channel(life.address)
+            try:
+                answer = await stubs.WorkerStub(channel).Drain(
+                    w.DrainRequest(grace_seconds=grace_s), timeout=grace_s + ANSWERED_S
+                )
+            except grpc.aio.AioRpcError as error:
+                self._tell(slot, f"isn't drained: {error.code().name}")
+                await asyncio.sleep(AGAIN_S)
+            else:
+                if life.process.alive and answer is not None:
+                    self._tell(slot, f"is drained: {answer.finished} finished, {answer.cancelled} sent away")
+                    self._witness.drained(life.process.name, grace_s, now() - began)
+                    life.engine.witness.drained()
+                return
+            finally:
+                await channel.close()
+            if self._workers[slot].life is not life:
+                return
+
+
+def drawn_ratio(rng: random.Random, count: int) -> tuple[int, int]:
+    """Draws a ratio of ``count`` workers, which may be none that can be formed."""
+    prefill = rng.randint(0, count)
+    return prefill, count - prefill
