@@ -40,6 +40,7 @@ from baton.drill.scenario import (
     Scenario,
     Size,
 )
+from baton.drill.sessions import with_sessions
 from baton.drill.specials import (
     specials_of,
     tokens_of,
@@ -136,6 +137,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     drawn = with_keys(with_scales(with_pins(drawn, span, size.pinned), span, size.scaled), span, size.keyed)
     drawn = with_selection(with_floats(drawn, size.floats), size.selected)
     drawn = with_steps_ahead(with_hosts(drawn, span, size.kinds, size.hosted), size.ahead)
+    drawn = with_sessions(drawn, span, size.conversing)
     drawn = with_drains(with_turns(drawn, span, size.kinds, size.turned), span, size.kinds, size.drained)
     drawn = with_kept_roles(with_few_bytes(with_few_places(drawn, size.narrow), size.tight), size.kept_roles)
     return with_priorities(drawn, size.ordered)

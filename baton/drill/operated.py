@@ -195,7 +195,9 @@ def with_turns(scenario: Scenario, span: float, kinds: Sequence[FaultKind], shar
             faults.append(turn)
         faults += _in_a_turn(rng, faults[-1], kinds)
     faults.sort(key=lambda fault: fault.at)
-    requests = tuple(msgspec.structs.replace(r, router=rng.randrange(routers)) for r in scenario.requests)
+    requests = tuple(
+        r if r.session else msgspec.structs.replace(r, router=rng.randrange(routers)) for r in scenario.requests
+    )
     without = {"controller": False} if calm else {}
     return msgspec.structs.replace(scenario, routers=routers, faults=tuple(faults), requests=requests, **without)
 

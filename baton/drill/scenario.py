@@ -352,6 +352,7 @@ class Size(msgspec.Struct, frozen=True):
     overloaded: float = 0.1  # share of scenarios in which tenants contend for full queues, without faults
     narrow: float = 0.15  # share of the others with faults in which queues have few places
     tight: float = 0.1  # share of the others with faults in which requests may hold few bytes
+    conversing: float = 0.12  # share of scenarios with conversations, whose turns are asked one after another
     drained: float = 0.12  # share of scenarios with faults in which operators drain workers
     turned: float = 0.1  # share of the others with faults in which operators change roles at several routers
     kept_roles: float = 0.3  # share of the others whose roles change in which some workers can't begin another

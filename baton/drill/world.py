@@ -158,6 +158,7 @@ class World:
             departed=departed,
             ledger=ledger,
             network=self.network,
+            requests=own.requests,
         )
         self.operators = AdapterOperators(files, ledger, self.routers, self.tell) if files else None
         if own.pins:

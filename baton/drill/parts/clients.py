@@ -37,7 +37,7 @@ class Clients:
     """Plays the clients of a run against its routers; ``tell`` (who, what) adds a line to the story.
 
     ``requests_per_min`` is each tenant's rate limit, 0 for none. ``departed`` collects when clients stopped
-    waiting, ``queues`` what waits at routers. ``tenants`` have weights.
+    waiting, ``queues`` what waits at routers. ``tenants`` have weights. Some of ``requests`` follow others.
     """
 
     def __init__(
@@ -52,8 +52,11 @@ class Clients:
         departed: Departed | None = None,
         ledger: AdapterLedger | None = None,
         network: Network | None = None,
+        requests: Sequence[Request] = (),
     ) -> None:
         self._network = network
+        numbers = {request.number for request in requests}
+        self._ended = {r.follows: asyncio.Event() for r in requests if r.follows in numbers}
         self._ledger = ledger
         self._queues = queues
         self._weights = {tenant.name: tenant.weight for tenant in tenants}
@@ -68,12 +71,16 @@ class Clients:
         """
         router = self._routers[request.router]
         await asyncio.sleep(began + request.at - seeded_loop().true_time())
+        if request.follows in self._ended:
+            await self._ended[request.follows].wait()
         # What it runs of the router keeps the router's time.
         here = CLOCK.set(None if request.over_grpc else router.clock)
         try:
             await self._ask(router, request, f"client {request.number}")
         finally:
             CLOCK.reset(here)
+            if (ended := self._ended.get(request.number)) is not None:
+                ended.set()
 
     async def _ask(self, router: SimulatedRouter, request: Request, name: str) -> None:
         if request.over_grpc:
@@ -96,7 +103,8 @@ class Clients:
             self._is_refused(request, error, at_once=not isinstance(error, QuotaExceeded))
             self._judge.refused(request, error)
             return
-        self._tell(name, f"asks {len(request.prompt)} tokens, n {request.n}")
+        turn = f" in session {request.session}" if request.session else ""
+        self._tell(name, f"asks {len(request.prompt)} tokens, n {request.n}{turn}")
         for after in request.cancels:
             for stream in streams:
                 loop.call_later(after, self._leave, request, stream)
@@ -287,5 +295,6 @@ def asked(request: Request, now: float, adapter: str = "", weight: float = 1.0) 
             key=key,
             slo_ttft_s=request.slo_ttft_s,
             priority=request.priority,
+            session=request.session,
         ),
     )

@@ -51,12 +51,15 @@ class HttpAsk(NamedTuple):
     key_header: str = "authorization"
     json_bytes: int = 0  # of a body that has tensors in binary behind its JSON; 0: all of it is JSON
     slo_ttft_s: float = 0.0  # that its header asks for; 0: none
+    session: str = ""  # that its header names, "" for none
 
     def scope(self) -> Scope:
         """Returns the ASGI scope of the call."""
         headers = [] if self.timeout_s is None else [(b"x-request-timeout", str(self.timeout_s).encode())]
         if self.slo_ttft_s:
             headers.append((SLO_HEADER.encode(), str(round(1000 * self.slo_ttft_s)).encode()))
+        if self.session:
+            headers.append((b"x-session-id", self.session.encode()))
         if self.json_bytes:
             headers.append((HEADER_LENGTH.encode(), str(self.json_bytes).encode()))
         if self.key:
@@ -111,7 +114,7 @@ def asked_over_http(request: Request) -> HttpAsk:
     return HttpAsk(
         path_of(request), body, json_bytes=json_bytes, pause_s=request.read_pause, timeout_s=request.deadline_after,
         key=key_of(request), key_header="x-api-key" if request.anthropic else "authorization",
-        slo_ttft_s=request.slo_ttft_s,
+        slo_ttft_s=request.slo_ttft_s, session="" if _session_field(request) else request.session,
     )  # fmt: skip
 
 
@@ -180,7 +183,14 @@ def _common(request: Request) -> dict[str, object]:
         fields["speculative.n_max"] = own.max_drafts
     if request.priority:
         fields["priority"] = request.priority
+    if name := _session_field(request):
+        fields[name] = request.session
     return fields
+
+
+def _session_field(request: Request) -> str:
+    """Returns the field of the body that names the request's session; "" where a header does, or there is none."""
+    return ("", "session_id", "prompt_cache_key")[request.number % 3] if request.session else ""
 
 
 def _of_ranking(asked: Ranking) -> dict[str, object]:

@@ -35,6 +35,7 @@ from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
+from baton.drill.checks.sessions import SessionWitness
 from baton.drill.checks.watch import Violated
 from baton.drill.language.grammar import SimulatedCheck
 from baton.drill.language.vocabulary import simulated_text
@@ -76,6 +77,7 @@ from baton.router.api.responses.routes import responses_routes
 from baton.router.api.surfaces import AccessDependencies, BatchSurface, PrefixSurface
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation
+from baton.router.dispatch.dispatcher import DispatchObservers
 from baton.router.dispatch.prefix_control import PrefixControl
 from baton.router.dispatch.runner import DispatchSettings
 from baton.router.observe.traffic import TrafficMeter
@@ -219,6 +221,7 @@ class SimulatedRouter:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(redis.aclose)
             meter = TrafficMeter(self.process.name, wall_clock) if own.controller else None
+            sessions = SessionWitness(self._violated, meter)
             joined = await stack.enter_async_context(
                 PolledRoster(redis, NAMESPACE, BEAT_S, clock=clock, wall_clock=wall_clock)
             )
@@ -236,7 +239,8 @@ class SimulatedRouter:
                 router_id=self.process.name,
                 index=PrefixIndex(redis, NAMESPACE),
                 store=RecordStore(redis, NAMESPACE, clock=clock),
-                record_observer=meter,
+                record_observer=sessions,
+                observers=DispatchObservers((sessions.ended,)),
                 clock=clock,
                 rng=self._rng,
                 dialer=SimulatedDialer(self._network, self.process.name),
