@@ -50,6 +50,7 @@ from baton.drill.specials import (
     with_floats,
     with_hosts,
     with_http,
+    with_lent_cores,
     with_pages,
     with_selection,
     with_steps_ahead,
@@ -137,7 +138,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     drawn = with_keys(with_scales(with_pins(drawn, span, size.pinned), span, size.scaled), span, size.keyed)
     drawn = with_selection(with_floats(drawn, size.floats), size.selected)
     drawn = with_steps_ahead(with_hosts(drawn, span, size.kinds, size.hosted), size.ahead)
-    drawn = with_sessions(drawn, span, size.conversing)
+    drawn = with_sessions(with_lent_cores(drawn, size.lent), span, size.conversing)
     drawn = with_drains(with_turns(drawn, span, size.kinds, size.turned), span, size.kinds, size.drained)
     drawn = with_kept_roles(with_few_bytes(with_few_places(drawn, size.narrow), size.tight), size.kept_roles)
     return with_priorities(drawn, size.ordered)

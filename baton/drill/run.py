@@ -223,6 +223,7 @@ SIMPLER = (
             ("drafts_right", 0.0),
             ("page_kinds", ()),
             ("host_counts", ()),
+            ("machines", 0),
             ("sight", Sight()),
             ("hedge", 0.0),
             ("local_max", 0),

@@ -239,6 +239,10 @@ class Scenario(msgspec.Struct, frozen=True):
     sight: Sight = Sight()  # what the model's layers see
     # of which workers of a role keep KV in turn; none: plain pages. Of floats the first is the prefill workers'.
     page_kinds: tuple[PageKind, ...] = ()
+    machines: int = (
+        0  # on which workers lend one another cores, a prefill and a decode one on each or more; 0: none do
+    )
+    pace_s: float = 0.0  # seconds between two steps of answers while prompts are read on the same cores
     host_counts: tuple[int, ...] = ()  # of which workers' ranks are on so many hosts in turn; none: on one
     pins: tuple[PrefixPin, ...] = ()  # by time
     placed: bool = False  # whether a placer runs the workers that are asked for
@@ -352,6 +356,7 @@ class Size(msgspec.Struct, frozen=True):
     overloaded: float = 0.1  # share of scenarios in which tenants contend for full queues, without faults
     narrow: float = 0.15  # share of the others with faults in which queues have few places
     tight: float = 0.1  # share of the others with faults in which requests may hold few bytes
+    lent: float = 0.1  # share of scenarios in which engines of one machine lend one another cores
     conversing: float = 0.12  # share of scenarios with conversations, whose turns are asked one after another
     drained: float = 0.12  # share of scenarios with faults in which operators drain workers
     turned: float = 0.1  # share of the others with faults in which operators change roles at several routers

@@ -187,6 +187,17 @@ def with_steps_ahead(scenario: Scenario, share: float) -> Scenario:
     return msgspec.structs.replace(scenario, steps_ahead=True)
 
 
+def with_lent_cores(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of those that plan no steps ahead with engines on few machines, which lend
+    one another cores. Steps of answers are held back while prompts are read beside them.
+    """
+    rng = random.Random(f"cores {scenario.seed}")
+    if rng.random() >= share or scenario.steps_ahead:
+        return scenario
+    machines = rng.choice((1, max(1, min(scenario.prefill, scenario.decode))))
+    return msgspec.structs.replace(scenario, machines=machines, pace_s=rng.choice((0.02, 0.05, 0.15)))
+
+
 def _bounded(rng: random.Random, request: Request) -> Request:
     """Returns ``request``, in two of five cases with a bound on the drafts of a step, if its client can ask so."""
     most = rng.choice((None, None, None, 0, 2))

@@ -16,11 +16,13 @@ from typing import cast
 from baton.decode_worker.engine.async_loop import AsyncDecodeLoop
 from baton.decode_worker.engine.limits import DecodeLimits
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.drill.checks.pace import PaceWitness
 from baton.drill.checks.watch import EngineWitness
 from baton.drill.language.grammar import GrammarDelays, SimulatedGrammars
 from baton.drill.language.oracle import EOS, MOST_TOKENS, VOCABULARY
 from baton.drill.loop import seeded_loop
 from baton.drill.machines.clock import MachineClock
+from baton.drill.machines.cores import SharedCores
 from baton.drill.machines.memory import Memory
 from baton.drill.machines.process import Process
 from baton.drill.models.float_pages import FloatRunner
@@ -40,6 +42,7 @@ from baton.engine.steps.loop import StepLoop
 from baton.engine.steps.parts import EngineParts
 from baton.engine.steps.succession import succession
 from baton.engine.wide_pages import widened
+from baton.kernels.abi.cores import LentCores
 from baton.kv.layout.tables import MARK, table_count
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
@@ -125,12 +128,18 @@ class SimulatedEngine:
         host_memory: Memory | None = None,
         kind: PageKind = PageKind(),
         hosts: int = 1,
+        cores: SharedCores | None = None,
     ) -> None:
+        self._seat = None if cores is None else cores.join()
+        self._paces: PaceWitness | None = None
+        if self._seat is not None:
+            self._paces = PaceWitness(f"{name} engine", self._seat, scenario.pace_s, witness.violated)
         self._host_memory = host_memory
         clock = clock or MachineClock()
         self.process, self.channel = Process(f"{name} engine", clock), ChannelEnd(self)
         self._scenario, self._pace, self._rng, self.witness = scenario, pace, rng, witness
         self._now, self._true_time = clock.now, seeded_loop().true_time
+        self._stood = False  # whether it had to stand still since its last turn
         self._worked = 0.0  # seconds of the steps that are over
         self._step_began: float | None = None
         self.died_at = math.inf  # by the loop's clock
@@ -153,7 +162,10 @@ class SimulatedEngine:
         grammars = cast(Grammars, SimulatedGrammars(GrammarDelays(self._now, rng)))
         memory = self.memory.view() if scenario.swap else None
         table = AdapterTable(held, LIMITS, adapters.start) if adapters else None
-        self._parts = EngineParts.around(runner, self.pool, self, self._now, grammars, memory, adapters=table)
+        lent = LentCores() if self._seat is None else self._seat.lent
+        self._parts = EngineParts.around(
+            runner, self.pool, self, self._now, grammars, memory, adapters=table, cores=lent
+        )
         self.loop = self._made(role)
         self.role = role
         self._inbox: list[ToEngine] = []
@@ -188,6 +200,8 @@ class SimulatedEngine:
         self.died_at = min(self.died_at, asyncio.get_running_loop().time())
         self.process.kill()
         self.channel.end()
+        if self._seat is not None:
+            self._seat.leave()
 
     def close(self) -> None:
         """Frees the engine's memory."""
@@ -233,6 +247,8 @@ class SimulatedEngine:
             elif busy:
                 await asyncio.sleep(SPIN_S)
             self._tell(len(self._outbox))
+            if not busy:
+                self._parts.cores.rest()
             if self.loop.next_role and self.loop.empty:
                 self._succeed()
             elif not busy and not self._inbox:
@@ -245,6 +261,8 @@ class SimulatedEngine:
         self._step_began = self._now()
         await asyncio.sleep(took)
         self._worked, self._step_began = self._worked + took, None
+        if self._seat is not None:
+            self._seat.end()
 
     def _turn(self, messages: list[ToEngine]) -> tuple[bool, int]:
         """Runs one turn of the loop; returns whether there may be more to compute, and the number of computed
@@ -255,6 +273,9 @@ class SimulatedEngine:
         swept = self.loop.extras().get("leases_swept", 0)
         busy = self.loop.turn(messages)
         self.turns += 1
+        if self._paces is not None and isinstance(self.loop, DecodeLoop):
+            self._paces.turned(self.loop, self._now(), self._stood)
+            self._stood = False
         if self.turns % CHECK_EVERY == 0:
             self.pool.check()
         newly = self.loop.extras().get("leases_swept", 0) - swept
@@ -268,8 +289,13 @@ class SimulatedEngine:
         if self._host_memory is not None:
             self._host_memory.allocate(self.process.name)
         self._before_step = len(self._outbox)
+        if self._paces is not None and isinstance(self.loop, DecodeLoop):
+            self._paces.begins(self.loop, self._now())
+        cores = 1.0 if self._seat is None else self._seat.begin()
         tokens = sample.prefill_tokens + sample.decode_sequences + sample.draft_tokens
-        return (self._scenario.step_s + tokens * self._scenario.token_s) * self._pace.model * self._pace.slow
+        return (
+            (self._scenario.step_s + tokens * self._scenario.token_s) * self._pace.model * self._pace.slow / cores
+        )
 
     def _pass(self, seconds: float) -> None:
         """Adds ``seconds`` to the time that the loop passes once the turn is over."""
@@ -292,9 +318,10 @@ class SimulatedEngine:
 
     def _made(self, role: str) -> StepLoop:
         own = self._scenario
+        self._parts.cores.begin_role(role)
         if role == "prefill":
             return PrefillLoop(self._parts, own.chunk_tokens, own.max_batch)
-        limits = DecodeLimits(own.max_batch, own.chunk_tokens, own.lease_ttl_s)
+        limits = DecodeLimits(own.max_batch, own.chunk_tokens, own.lease_ttl_s, pace_s=own.pace_s)
         drafts = drafter(self._rng, own.drafts_right, self._now, own.sight)
         if own.steps_ahead and drafts is None:
             return AsyncDecodeLoop(self._parts, limits, self._rng.randbytes, LateSteps(self._parts.runner))
@@ -303,7 +330,8 @@ class SimulatedEngine:
     # ---- time ----
 
     async def _until_unstuck(self) -> None:
-        while (left := self._pace.stuck_until - self._true_time()) > 0:  # noqa: ASYNC110
+        while (left := self._pace.stuck_until - self._true_time()) > 0:
+            self._stood = True
             await asyncio.sleep(left)
 
     async def _wait(self) -> None:

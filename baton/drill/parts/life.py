@@ -125,6 +125,7 @@ class Life:
             own.network.memory,
             kind_of(own.scenario, *own.began_as, own.changes),
             own.hosts,
+            own.cores,
         )
 
     async def begin(self) -> str:
