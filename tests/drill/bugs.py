@@ -38,6 +38,10 @@ USUAL = Size(
     tight=0.0,
     ordered=0.0,
     kept_roles=0.0,
+    drained=0.0,
+    turned=0.0,
+    conversing=0.0,
+    lent=0.0,
 )
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
@@ -58,6 +62,10 @@ PAGED = msgspec.structs.replace(USUAL, paged=1.0)
 FEW_BYTES = msgspec.structs.replace(USUAL, overloaded=0.0, flooded=0.0, http=0.0, tight=1.0)
 ORDERED = msgspec.structs.replace(USUAL, overloaded=0.0, flooded=0.0, ordered=1.0)
 KEPT_ROLES = msgspec.structs.replace(USUAL, flooded=0.0, kept_roles=1.0)
+DRAINED, TURNED, LENT = (
+    msgspec.structs.replace(USUAL, flooded=0.0, **{share: 1.0}) for share in ("drained", "turned", "lent")
+)
+TALKING = msgspec.structs.replace(USUAL, flooded=0.0, conversing=1.0, requests=8)
 OVERLOADED = msgspec.structs.replace(USUAL, overloaded=1.0, flooded=0.0)
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
@@ -1019,5 +1027,127 @@ BUGS = (
         "wait = self._pools[newcomer.pool].wait_s(newcomer.order) if newcomer.pool in self._pools else 0.0",
         "wait = max((one.wait_s(newcomer.order) for one in self._pools.values()), default=0.0)",
         size=OVERLOADED,
+    ),
+    Bug(
+        "routers change roles without waiting for one another",
+        "cluster/roles.py",
+        "                await held.enter_async_context(self._lease.turn(PATIENCE_S))\n",
+        "                pass\n",
+        faults=("role", "ratio"),
+        size=TURNED,
+    ),
+    Bug(
+        "a ratio counts workers before it has its turn",
+        "router/dispatch/role_control.py",
+        "        async with self._turn, self._undisturbed():  # roles are counted when nobody else changes them\n"
+        "            now = self.ratio()\n",
+        "        now = self.ratio()\n        async with self._turn, self._undisturbed():\n",
+        faults=("ratio",),
+        size=TURNED,
+    ),
+    Bug(
+        "a turn at changing roles isn't renewed",
+        "cluster/store/lease.py",
+        '            async with beside(self._renew(), "lease"):\n                yield\n',
+        "            yield\n",
+        faults=("role", "ratio"),
+        size=msgspec.structs.replace(TURNED, kept_roles=0.5),
+    ),
+    Bug(
+        "what a drain's grace has left is cancelled instead of sent elsewhere",
+        "worker/control.py",
+        "        if self._service.send_away(away):\n            await asyncio.sleep(AWAY_S)\n        return",
+        "        return",
+        faults=("drain",),
+        size=DRAINED,
+    ),
+    Bug(
+        "a worker that changes its role forgets that it was drained",
+        "worker/control.py",
+        "        self.drains = True\n",
+        "",
+        faults=("drain", "role"),
+        size=DRAINED,
+    ),
+    Bug(
+        "a decode worker that drains admits what comes",
+        "decode_worker/engine/loop.py",
+        "        if self.draining:\n            raise Draining",
+        "        if False:\n            raise Draining",
+        faults=("drain",),
+        size=DRAINED,
+    ),
+    Bug(
+        "a drain is answered once its grace is over, whatever still runs",
+        "worker/control.py",
+        "        if cancelled:\n            await self._idle_within(1.0)\n        return",
+        "        return",
+        faults=("drain",),
+        size=DRAINED,
+    ),
+    Bug(
+        "who asks for the role of a worker that is held waits until time runs out",
+        "router/dispatch/role_control.py",
+        "if link.up and info.role == role and info.incarnation != lives[0]:",
+        'if link.up and info.role == role and info.state == "ready":',
+        faults=("role", "hold", "drain"),
+        size=DRAINED,
+    ),
+    Bug(
+        "a worker that leaves in order is taken for one that failed",
+        "router/workers/session_call.py",
+        'raise Draining(f"{session.worker_id} closed the session; go on elsewhere")',
+        'raise WorkerLost(f"{session.worker_id} closed the session; go on elsewhere")',
+        (
+            (
+                "router/workers/session_call.py",
+                "from baton.protos.errors import Draining\n",
+                "from baton.protos.errors import WorkerLost\n",
+            ),
+        ),
+        faults=("drain", "leave"),
+        size=DRAINED,
+    ),
+    Bug(
+        "a session's turns go anywhere",
+        "router/dispatch/placing.py",
+        "        return msgspec.structs.replace(routing, session_worker=home)\n",
+        "        return routing\n",
+        size=TALKING,
+    ),
+    Bug(
+        "sessions of one name are one session, whoever's they are",
+        "router/dispatch/affinity.py",
+        "    parts = (request.context.tenant, request.model_id,",
+        "    parts = (request.model_id,",
+        size=TALKING,
+    ),
+    Bug(
+        "a turn goes home though that costs more, and not where it costs less",
+        "router/policies/adjustments/session_affinity.py",
+        "    if home.cost <= best.taken.cost:\n",
+        "    if home.cost > best.taken.cost:\n",
+        size=TALKING,
+    ),
+    Bug(
+        "a step is held back though nobody reads prompts beside it",
+        "decode_worker/engine/pace.py",
+        "        self._held = self._left_s > 0 and self._has_to_wait()\n",
+        "        self._held = self._left_s > 0\n",
+        size=LENT,
+    ),
+    Bug(
+        "an engine whose step is held back sleeps until a message comes",
+        "decode_worker/engine/loop.py",
+        "        return self.receives.patience(min(IDLE_WAIT_S, self.pace.patience))\n",
+        "        return self.receives.patience(IDLE_WAIT_S)\n",
+        size=LENT,
+    ),
+    Bug(
+        "answers' steps don't wait while prompts are read beside them",
+        "decode_worker/engine/pace.py",
+        "        self._begun_at, self._held, self._pace_s = self._clock(), False, self._most_s\n",
+        "        self._held, self._pace_s = False, self._most_s\n",
+        size=LENT,
     ),
 )

@@ -24,7 +24,8 @@ def shared(seed: int) -> Scenario:
     asks = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
     rng = random.Random(seed)
     requests = tuple(
-        Request(i, 0.05 * i, tuple(rng.randrange(900) for _ in range(10 if i % 3 else 400)), asks) for i in range(12)
+        Request(i, 0.05 * i, tuple(rng.randrange(900) for _ in range(10 if i % 3 else 400)), asks)
+        for i in range(12)
     )
     plain = {"local_max": 0, "pages": 300, "token_s": 0.0005, "batches": (), "controller": False, "keys": ()}
     return msgspec.structs.replace(drawn, requests=requests, pins=(), adapters=(), **plain)

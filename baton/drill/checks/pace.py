@@ -1,4 +1,4 @@
-"""Checks when a decode engine that shares its cores takes its steps: neither too soon while prompts are read, nor late.
+"""Checks when a decode engine that shares its cores takes its steps: not too soon beside prompts, and not late.
 
 Knows nothing of how a step is held back; it computes by itself how long one may be.
 """

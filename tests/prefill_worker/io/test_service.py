@@ -36,7 +36,7 @@ async def test_a_prompt_that_waits_as_the_role_ends_never_reaches_the_next_roles
     await asked.wait()
     service.hang_up()
     told.set()
-    with pytest.raises(Draining, match="changes its role"):
+    with pytest.raises(Draining, match="leaves its role"):
         await reading
     with pytest.raises(Draining):
         await service.prefill(call)
