@@ -177,7 +177,8 @@ def test_a_cluster_holds_under_every_fault_that_is_drawn_apart() -> None:
 
 def test_faults_that_are_drawn_apart_leave_the_rest_of_a_scenario_as_it_was() -> None:
     for seed in range(30):
-        plain, more = draw(seed, Size(apart=0.0, crowded=0.0)), draw(seed, Size(apart=1.0, crowded=0.0))
+        alike = Size(crowded=0.0, turned=0.0)
+        plain, more = (draw(seed, msgspec.structs.replace(alike, apart=share)) for share in (0.0, 1.0))
         usual = tuple(fault for fault in more.faults if fault.kind not in APART)
         assert msgspec.structs.replace(more, faults=usual) == plain
         assert len(usual) < len(more.faults) or not plain.faults
