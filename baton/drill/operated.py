@@ -13,6 +13,7 @@ import msgspec
 
 from baton.drill.scenario import (
     APART,
+    HANGS_UP,
     HOSTED,
     OPERATED,
     PHASES,
@@ -155,7 +156,7 @@ def with_drains(scenario: Scenario, span: float, kinds: Sequence[FaultKind], sha
     faults = list(scenario.faults)
     for at, slot in zip(sorted(rng.uniform(0.0, span) for _ in slots), slots, strict=True):
         seconds = rng.choice((0.0, rng.uniform(0.0, 0.5), rng.uniform(0.5, 5.0)))
-        drain = Fault("drain", at, slot, seconds=seconds, factor=rng.choice((1.0, 1.0, TWICE)))
+        drain = Fault("drain", at, slot, seconds=seconds, factor=rng.choice((1.0, 1.0, TWICE, HANGS_UP)))
         faults.append(_while_busy(rng, drain, scenario) if rng.random() < 0.5 else drain)
         if "role" in kinds and not scenario.placed and not any(kind.dtype for kind in scenario.page_kinds):
             nearly = max(0.0, at + rng.uniform(-0.3, 0.3))

@@ -70,7 +70,8 @@ PEER = "peer"  # the other end of an aimed fault: who has the request's other ha
 AIM_S = 15.0  # seconds for which an aimed fault waits for its request's phase at most
 SLOW_STEP_S = 0.1  # seconds of a step with which answers go on for so long that faults meet them
 ABRUPT = 100.0  # the factor of a fault of weights whose worker ends without draining
-TWICE = 2.0  # the factor of a drain that a second, impatient operator asks for as well
+# The factors of a drain that a second, impatient operator asks for as well, and of one whose operator hangs up.
+TWICE, HANGS_UP = 2.0, 3.0
 FLOODING = ("flood", "drop", "rare")  # tenants that are held against fair shares
 Tools = Literal["", "auto", "named", "required"]
 FORCED = ("named", "required")  # tools of which a call is demanded

@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import grpc
 import grpc.aio
 
 from baton.cluster.holds import SlotHold
@@ -20,7 +21,7 @@ from baton.drill.parts.life import Life
 from baton.drill.parts.router import RouterParts, SimulatedRouter
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.rpc.client import SimulatedDialer
-from baton.drill.scenario import TWICE, Fault
+from baton.drill.scenario import HANGS_UP, TWICE, Fault
 from baton.protos.errors import BatonError, NoWorker
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
@@ -28,7 +29,7 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 T = TypeVar("T")
 TRIES = 3  # of a call that breaks
 AGAIN_S = 0.2  # seconds between two of them
-IMPATIENT_S = 0.2  # seconds after which that one asks
+IMPATIENT_S = 0.2  # seconds after which a second operator asks, or one hangs up
 ANSWERED_S = 30.0  # seconds beyond its grace after which an operator gives a drain up
 
 
@@ -135,12 +136,14 @@ class WorkerOperators:
 
     async def drain(self, fault: Fault) -> None:
         """Drains the fault's target with a grace of the fault's time, then tells it to stop, as whoever changes
-        workers one by one does. With the factor TWICE somebody drains it again meanwhile, without any grace.
+        workers one by one does. With the factor TWICE somebody drains it again meanwhile, without any grace; with
+        HANGS_UP whoever drains it doesn't wait for the answer.
         """
         life = self._workers[fault.target].life
         if life is None or life.runtime is None:
             return
-        draining = [self._drained(life, fault.seconds)]
+        waits_s = IMPATIENT_S if fault.factor == HANGS_UP else fault.seconds + ANSWERED_S
+        draining = [self._drained(life, fault.seconds, waits_s)]
         if fault.factor == TWICE:
             draining.append(self._again(life))
         await asyncio.gather(*draining)
@@ -148,20 +151,22 @@ class WorkerOperators:
 
     async def _again(self, life: Life) -> None:
         await asyncio.sleep(IMPATIENT_S)
-        await self._drained(life, 0.0)
+        await self._drained(life, 0.0, ANSWERED_S)
 
-    async def _drained(self, life: Life, grace_s: float) -> None:
-        """Calls Drain until it is answered, TRIES times at most, and tells the witness."""
+    async def _drained(self, life: Life, grace_s: float, waits_s: float) -> None:
+        """Calls Drain until it is answered, TRIES times at most, and tells the witness; waits for ``waits_s``."""
         now, slot = seeded_loop().true_time, life.worker.slot
         began = now()
         for _ in range(TRIES):
             channel = SimulatedDialer(self._network, "operator").channel(life.address)
             try:
                 answer = await stubs.WorkerStub(channel).Drain(
-                    w.DrainRequest(grace_seconds=grace_s), timeout=grace_s + ANSWERED_S
+                    w.DrainRequest(grace_seconds=grace_s), timeout=waits_s
                 )
             except grpc.aio.AioRpcError as error:
                 self._tell(slot, f"isn't drained: {error.code().name}")
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return
                 await asyncio.sleep(AGAIN_S)
             else:
                 if life.process.alive and answer is not None:

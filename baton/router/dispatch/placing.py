@@ -62,7 +62,7 @@ class Placer:
     ) -> None:
         self._is_readable, self._last_words = is_readable, last_words
         self._view, self._hints, self._policy = view, hints, with_adapter_loads(policy)
-        self._sessions = sessions or SessionHomes()
+        self._sessions = SessionHomes() if sessions is None else sessions
         self._clock, self._worker_wait_s = clock, worker_wait_s
 
     async def attempt(self, run: ChoiceRun, lease_on: str = "") -> Callable[[], Reservation | None]:

@@ -148,6 +148,22 @@ async def test_turns_follow_each_other_and_a_dead_worker_is_left():
         assert record["choices"][0]["placements"][0]["taken"]["terms"]["session"] < 0
 
 
+async def test_a_turn_goes_where_the_last_one_was_decoded_and_not_back_where_the_sessions_name_leads():
+    async with cluster(1, 3, policy="round_robin") as c:
+
+        async def turn() -> str:
+            [stream] = c.open(PROMPT, session="s")
+            assert await collect(stream) == answer_of(PROMPT, 8)
+            return stream.summary.decode_worker
+
+        by_name = await turn()
+        c.core.view.full(by_name, 60.0)
+        now = await turn()
+        assert now != by_name
+        c.core.view.clear_full(by_name)
+        assert {await turn() for _ in range(3)} == {now}
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 async def test_clients_name_a_session_by_header_or_by_openais_field(router, fake, path: str) -> None:
     said = [{"role": "user", "content": "x"}]
