@@ -279,10 +279,10 @@ class Scenario(msgspec.Struct, frozen=True):
 
     @property
     def spares_requests(self) -> bool:
-        """Returns whether all faults end workers, and are fewer than a request's attempts, so that no request need
-        fail.
+        """Returns whether all faults end workers, and are fewer than a request's attempts or orderly, so that no
+        request need fail.
         """
-        kinds = [fault.kind for fault in self.faults if fault.kind != "drain"]  # which costs no attempt
+        kinds = [fault.kind for fault in self.faults if fault.kind not in ORDERLY]  # which cost no attempt
         ending = [kind in ENDING for kind in kinds]
         return not self.placed and all(ending) and len(ending) < DispatchSettings().max_attempts
 

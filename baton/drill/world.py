@@ -323,11 +323,6 @@ class World:
                 self.judge.violated(f"{worker.slot}: {swept} leases were swept without a partition")
         for what in self._left_over():
             self.judge.violated(f"at rest: {what}")
-        for router in self.routers if own.loses_nobody else ():
-            if blames := router.blames():
-                self.judge.violated(
-                    f"{router.name} takes a worker for one that failed, {blames} times, and none did"
-                )
         roles = [worker.life.role for worker in self.workers.values() if worker.life is not None]
         self.roles.at_rest((roles.count("prefill"), roles.count("decode")))
 

@@ -35,7 +35,7 @@ from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
-from baton.drill.checks.sessions import SessionWitness
+from baton.drill.checks.placements import PlacementWitness
 from baton.drill.checks.watch import Violated
 from baton.drill.language.grammar import SimulatedCheck
 from baton.drill.language.vocabulary import simulated_text
@@ -50,7 +50,6 @@ from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
-from baton.protos.errors import WorkerLost
 from baton.protos.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from baton.protos.v1.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from baton.router.access.gate import AccessGate
@@ -113,7 +112,6 @@ class RouterParts(msgspec.Struct, frozen=True):
     gate: AccessGate
     catalog: ModelCatalog
     app: ASGIApp  # the generating endpoints, over HTTP
-    metrics: RouterMetrics
 
 
 class SimulatedRouter:
@@ -179,10 +177,6 @@ class SimulatedRouter:
         if seen != ready:
             yield f"{self.name} sees {seen} ready, and {ready} are"
 
-    def blames(self) -> int:
-        """Returns how often the router that runs took a worker for one that failed a request."""
-        return 0 if self.parts is None else int(self.parts.metrics.retries.labels(WorkerLost.label)._value.get())
-
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._closing.is_set():
@@ -221,7 +215,7 @@ class SimulatedRouter:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(redis.aclose)
             meter = TrafficMeter(self.process.name, wall_clock) if own.controller else None
-            sessions = SessionWitness(self._violated, meter)
+            placements = PlacementWitness(self._violated, meter, own.loses_nobody)
             joined = await stack.enter_async_context(
                 PolledRoster(redis, NAMESPACE, BEAT_S, clock=clock, wall_clock=wall_clock)
             )
@@ -239,8 +233,8 @@ class SimulatedRouter:
                 router_id=self.process.name,
                 index=PrefixIndex(redis, NAMESPACE),
                 store=RecordStore(redis, NAMESPACE, clock=clock),
-                record_observer=sessions,
-                observers=DispatchObservers((sessions.ended,)),
+                record_observer=placements,
+                observers=DispatchObservers((placements.ended,)),
                 clock=clock,
                 rng=self._rng,
                 dialer=SimulatedDialer(self._network, self.process.name),
@@ -276,7 +270,7 @@ class SimulatedRouter:
                 core.links, pins, config.max_pinned_tokens, wall_clock, service.environment.new_id
             )
             await stack.enter_async_context(self._over_grpc(service))
-            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes, batches), given.metrics)
+            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes, batches))
 
     @asynccontextmanager
     async def _over_grpc(self, service: GenerationService) -> AsyncIterator[None]:

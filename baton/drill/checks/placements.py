@@ -1,14 +1,18 @@
-"""Checks by a router's decisions that turns of a session go where its last one was decoded, unless that costs more.
+"""Checks a router's records of its decisions: turns of a session go where its last one was decoded, unless that
+costs more, and who leaves in order isn't taken for a worker that failed.
 
 Knows nothing of how a policy chooses: it reads the ways that a decision lists, and their costs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.drill.checks.watch import Violated
+from baton.protos.errors import WorkerLost
 from baton.router.observe.decisions import DecisionRecord, RecordObserver
+from baton.router.observe.trail import PlacementRecord
 from baton.router.policies import RoutingDecision
 from baton.router.request.request import ChoiceSummary, RouterRequest
 
@@ -29,11 +33,13 @@ class Turn:
     sure: bool = field(default=True)
 
 
-class SessionWitness:
-    """Watches the requests of one life of a router. ``meter`` is told of records as well."""
+class PlacementWitness:
+    """Watches the requests of one life of a router. ``meter`` is told of records as well. ``orderly`` says that no
+    worker fails.
+    """
 
-    def __init__(self, violated: Violated, meter: RecordObserver | None = None) -> None:
-        self._violated, self._meter = violated, meter
+    def __init__(self, violated: Violated, meter: RecordObserver | None = None, orderly: bool = False) -> None:
+        self._violated, self._meter, self._orderly = violated, meter, orderly
         self._homes: dict[Session, str] = {}
         self._open: dict[str, Turn] = {}
 
@@ -58,12 +64,24 @@ class SessionWitness:
         for trail in () if turn is None else turn.record.trails:
             if trail.summary is summary and trail.placements:
                 self._hold(turn, trail.placements[0].decision)
+                self._blames(request, trail.placements)
         if turn is not None and all(trail.over or trail.summary is summary for trail in turn.record.trails):
             del self._open[request.request_id]
         if request.context.session and summary.decode_worker and summary.completion_tokens:
             self._homes[_session_of(request)] = summary.decode_worker
             for other in self._others(request):
                 other.sure = False
+
+    def _blames(self, request: RouterRequest, placements: Sequence[PlacementRecord]) -> None:
+        """Reports that a choice left a decode worker, which had it, as one that failed, where none does.
+
+        A prefill worker that left is asked until routers hear of it.
+        """
+        for placement in placements if self._orderly else ():
+            if placement.left_for.startswith(f"{placement.decision.taken.decode}: {WorkerLost.label}:"):
+                self._violated(
+                    f"request {request.request_id} leaves a worker that hasn't failed: {placement.left_for}"
+                )
 
     def _others(self, request: RouterRequest) -> list[Turn]:
         """Returns the open turns of the request's session, beside itself."""
