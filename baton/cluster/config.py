@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
@@ -172,7 +174,8 @@ def _check_pools(config: BatonConfig) -> None:
         except ValidationError as error:
             first = error.errors()[0]
             key = f"cluster.pools {pool.name}: worker.{'.'.join(str(part) for part in first['loc'])}"
-            raise ConfigError(f"{key}: {first['msg']}, got {first['input']!r}", "cluster.pools") from None
+            why = _reason(first, WorkerConfig)
+            raise ConfigError(f"{key}: {why}, got {first['input']!r}", "cluster.pools") from None
 
 
 def _check_gpus(pool: Pool, worker: WorkerConfig) -> None:
@@ -196,7 +199,25 @@ def _as_config_error(error: ValidationError) -> ConfigError:
         return ConfigError(f"unknown setting {key}; {_choices(section if last else '')}", key)
     variable = f"BATON_{section}__{last}".upper()
     source = f" (from {variable})" if variable in os.environ else ""
-    return ConfigError(f"{key or 'config'}: {first['msg']}, got {first['input']!r}{source}", key)
+    return ConfigError(f"{key or 'config'}: {_reason(first, BatonConfig)}, got {first['input']!r}{source}", key)
+
+
+def _reason(error: ErrorDetails, model: type[BaseModel]) -> str:
+    """Returns why a value isn't valid for its setting in ``model``, in words instead of a regular expression."""
+    form = _described(model, error["loc"]) if error["type"] == "string_pattern_mismatch" else ""
+    return f"not of the form wanted here ({form})" if form else error["msg"]
+
+
+def _described(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    """Returns the description of the setting at ``place`` in ``model``, "" if it has none."""
+    field = model.model_fields.get(str(place[0]))
+    if field is None:
+        return ""
+    rest = [part for part in place[1:] if isinstance(part, str)]
+    if not rest:
+        return field.description or ""
+    inner = (get_args(field.annotation) or (field.annotation,))[0]
+    return _described(inner, rest) if isinstance(inner, type) and issubclass(inner, BaseModel) else ""
 
 
 def _choices(section: str) -> str:

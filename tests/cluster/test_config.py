@@ -71,6 +71,22 @@ def test_a_worker_that_would_reserve_more_gpus_than_its_engine_computes_on_is_re
     load_config(flags={"cluster": {"pools": [pools[0] | {"gang": 1, "resources": {"GPU": 1}}]}})
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("worker", "device", "gpu", r"worker\.device: not of the form wanted here \(cpu, cuda, auto .*got 'gpu'"),
+        ("worker", "kv_selection", "half", r"worker\.kv_selection: .*sinks:64,window:4096"),
+        ("cluster", "namespace", "a b", r"cluster\.namespace: .*letters, digits"),
+        ("router", "context_classes", [{"name": "A B"}], r"router\.context_classes\.0\.name: .*lower-case letter"),
+        ("cluster", "pools", [{"name": "w", "role": "decode", "worker": {"device": "tpu"}}], r"device: .*PROFILE"),
+    ],
+)
+def test_a_text_of_another_form_is_refused_in_words(section: str, key: str, value: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        load_config(flags={section: {key: value}})
+    assert "pattern" not in refused.value.message
+
+
 def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_ROUTER__PORT", "many")
     with pytest.raises(ConfigError, match="BATON_ROUTER__PORT"):

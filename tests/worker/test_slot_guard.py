@@ -44,6 +44,31 @@ async def test_a_lease_is_one_holders_until_it_ends_or_its_own_place_takes_it_ov
     await redis.aclose()
 
 
+async def test_a_holder_takes_its_slot_back_from_who_asked_a_redis_that_had_lost_it(server: RedisServer) -> None:
+    redis = connect(server.url)
+    await redis.flushall()
+    holder = SlotLease(redis, "d", "decode-0", "one", "node-1 /slots", 60)
+    claimant = SlotLease(redis, "d", "decode-0", "two", "node-2 /slots", 60)
+    assert await holder.take() == ""
+    assert await claimant.take() == "node-1 /slots"
+    await redis.flushall()
+    assert await claimant.take() == "", "it was the first to ask"
+    assert await claimant.keep()
+    assert await holder.keep()
+    assert not await claimant.keep(), "it has only begun, and leaves"
+    assert await holder.keep()
+    # A lease that ran out is lost to its claimant, however young his is.
+    await redis.delete("{d}:slot:decode-0")
+    assert await claimant.take() == ""
+    assert not await holder.keep()
+    # So is one that Redis lost while its holder was out of reach for longer than a lease lasts.
+    await redis.flushall()
+    assert await holder.take() == ""
+    await redis.hset("{d}:slot:decode-0", "since", 1)
+    assert not await claimant.keep()
+    await redis.aclose()
+
+
 async def test_who_was_told_of_a_holder_waits_out_its_lease_when_redis_goes_away(own_server: RedisServer) -> None:
     redis, told, loop = connect(own_server.url), asyncio.Event(), asyncio.get_running_loop()
     await SlotLease(redis, "c", "decode-0", "dead", "node-1 /slots", 60).take()

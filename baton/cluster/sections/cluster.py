@@ -22,7 +22,10 @@ class Pool(Section):
     accelerator.
     """
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$", description="its slots are <name>-0, <name>-1 …")
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9-]{0,31}$",
+        description="its slots are <name>-0, <name>-1 …; a lower-case letter, then up to 31 of them, digits or -",
+    )
     role: Literal["prefill", "decode"] = Field(description="what its workers are")
     count: int = Field(default=1, ge=0, le=1024, description="how many")
     resources: dict[str, float] = Field(
@@ -63,7 +66,7 @@ class ClusterConfig(Section):
     namespace: str = Field(
         default="baton",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="keeps clusters apart that share a Redis or a Ray",
+        description="keeps clusters apart that share a Redis or a Ray; up to 64 letters, digits, _, . or -",
     )
     lend_cores: bool = Field(
         default=True,

@@ -16,7 +16,10 @@ class ContextClassSection(Section):
     SLOs are in seconds, for requests that give none; 0: none. A request that would miss its SLO is refused early.
     """
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="of metrics and rules")
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9_]{0,31}$",
+        description="of metrics and rules; a lower-case letter, then up to 31 of them, digits or _",
+    )
     max_tokens: int = Field(default=0, ge=0, description="of the prompt; 0: the rest")
     slo_ttft_s: float = Field(default=0.0, ge=0, description="wanted to the first token; 0: none")
     slo_tpot_s: float = Field(default=0.0, ge=0, description="wanted between tokens, in the mean; 0: none")

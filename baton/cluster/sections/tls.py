@@ -22,7 +22,11 @@ class TlsConfig(Section):
     cert: str = Field(default="", description="this process's certificate, with its chain")
     key: str = Field(default="", description="its key")
     ca: str = Field(default="", description="the CAs of the cluster's own certificates")
-    domain: str = Field(default="baton.internal", pattern=r"^[a-z0-9.-]{1,200}$", description="of roles' names")
+    domain: str = Field(
+        default="baton.internal",
+        pattern=r"^[a-z0-9.-]{1,200}$",
+        description="of roles' names; lower-case letters, digits, . or -",
+    )
     public_cert: str = Field(default="", description="the router's certificate for clients; empty: its own")
     public_key: str = Field(default="", description="its key")
     client_ca: str = Field(default="", description="CA of the certificate that clients must show; empty: none")

@@ -28,6 +28,7 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NO_HASH = "0" * 64  # is compared for an unknown key, so that it takes as long as for a known one
 LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e6  # JSON has no infinite one; a tiny one would never be served
 MOST_RATE = 2**53  # buckets count in floats
+WARN_EVERY_S = 60.0  # seconds between two warnings that it can't be read
 LOOK_EVERY_S = 1.0  # seconds between two looks whether the file of keys changed
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ class KeyRing:
         self._path, self._clock = path, clock
         self._stamp = _stamp(path)  # before it is read: a change in between is read at the next look
         self._keys = {k.id: k for k in read_keys(path)}
-        self._looked, self._warned = clock(), False
+        self._looked, self._warned = clock(), float("-inf")
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -235,11 +236,11 @@ class KeyRing:
         try:
             self._keys = {k.id: k for k in read_keys(self._path)}
         except ConfigError as error:
-            if not self._warned:
+            if self._looked - self._warned >= WARN_EVERY_S:
                 log.warning("API keys stay as they were, and a revoked one stays valid: %s", error.message)
-            self._warned = True
+                self._warned = self._looked
             return
-        self._stamp, self._warned = stamp, False
+        self._stamp, self._warned = stamp, float("-inf")
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

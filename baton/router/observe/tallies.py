@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from time import monotonic, time
@@ -131,8 +131,7 @@ class Tallies:
         self._count_tokens(tally, window)
         if over:
             tally.over = []
-            outcomes = Counter(map(attrgetter("outcome"), over))
-            window.counts = counts_of(over, outcomes)
+            window.counts = counts_of(over, tally.requests, tally.prompts)
             self._count_ends(tally, over)
             self._count_prompts(tally, window.counts)
             self._count_times(tally, over, window.bins)
@@ -199,18 +198,23 @@ class Tallies:
         return self.metrics.station.labels(*tally.labels, name)
 
 
-def counts_of(over: Sequence[ChoiceOutcome], outcomes: Mapping[str, int]) -> dict[str, int]:
-    """Returns the live figures' counts of ended choices, by name; ``outcomes`` are the choices' numbers by
-    outcome.
+def counts_of(
+    over: Sequence[ChoiceOutcome], requests: Sequence[str], prompts: Sequence[ChoiceOutcome]
+) -> dict[str, int]:
+    """Returns the live figures' counts by name: "ended", "refused" and "failed" are requests, "in" and "cached" the
+    tokens of their prompts, the others of the choices ``over``.
+
+    ``requests`` are the outcomes of requests that ended, each once whatever its n; ``prompts`` are the choices that
+    count their prompt's tokens.
     """
     found = {
-        "ended": len(over),
-        "in": sum(e.prompt_tokens for e in over),
-        "cached": sum(e.cached_tokens for e in over),
+        "ended": len(requests),
+        "in": sum(e.prompt_tokens for e in prompts),
+        "cached": sum(e.cached_tokens for e in prompts),
         "out": sum(e.output_tokens for e in over),
     }
     found |= {name: count for name, count in Counter(map(attrgetter("verdict"), over)).items() if name}
-    for outcome, count in outcomes.items():
+    for outcome, count in Counter(requests).items():
         if outcome not in (*GOOD_ENDS, "cancelled"):
             name = "refused" if outcome == "overloaded" else "failed"
             found[name] = found.get(name, 0) + count

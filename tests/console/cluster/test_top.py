@@ -53,6 +53,7 @@ async def snapshot():
             at=50.0, request_id=f"request-{n}", prefill="prefill-0", decode="decode-0", cached_tokens=50,
             output_tokens=20, duration_s=0.6, stations=stations, verdict=verdict,
         )  # fmt: skip
+        tallies.of("m", "short").requests.append("stop")
         tallies.ended(tallies.of("m", "short"), over, b"")
         live.add(20, "short", ClassWindow({}, {"itl": {bin_of(0.02): 19}}))
     live.refused("short", had_slo=True)

@@ -68,6 +68,7 @@ def test_what_is_older_than_a_minute_is_forgotten():
     live = LiveStats(clock, metrics.asked.now)
     tallies = Tallies(metrics, live, clock)
     tallies.fold()
+    tallies.of("m", "short").requests.append("stop")
     tallies.ended(tallies.of("m", "short"), ended(), b"")
     assert live.state({}).classes["short"].counts == {"ended": 1, "met": 1, "in": 100, "cached": 40, "out": 10}
     clock.now += 30

@@ -138,7 +138,9 @@ def test_a_request_counts_once_when_its_last_choice_ends_and_an_error_of_one_is_
         meter.ended("cancelled")
     assert {each: router.sample("requests_total", outcome=each) for each in ends if each == counted} == {counted: 1}
     assert sum(router.sample("requests_total", outcome=each) or 0 for each in {*ends}) == 1
-    assert router.live.state({}).classes["short"].counts["ended"] == len(ends)
+    seen = router.live.state({}).classes["short"].counts
+    assert seen["ended"] == 1, "the dashboard's requests are requests, too"
+    assert seen["in"] == 0, "and the tokens of a prompt are those of the choice that counts it"
 
 
 def test_many_are_counted_as_if_each_had_been_observed() -> None:
