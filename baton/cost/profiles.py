@@ -86,14 +86,15 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def load_profile(name_or_path: str) -> PacedProfile:
+def load_profile(name_or_path: str, others: str = "") -> PacedProfile:
     """Returns a built-in profile by name, or that of a .toml file; ``NAME@tp4`` is a worker of four tp ranks.
+    ``others`` ends the error of an unknown one: what else the caller takes.
 
     Raises ConfigError that lists the choices or names the field.
     """
     base, _, asked = name_or_path.rpartition("@")
     if base and asked[:2] in SHARED and asked[2:].isdecimal():
-        return on_ranks(load_profile(base), asked[:2], int(asked[2:]))
+        return on_ranks(load_profile(base, others), asked[:2], int(asked[2:]))
     own = name_or_path.endswith(".toml") or "/" in name_or_path
     path = Path(name_or_path) if own else FOLDER / f"{name_or_path}.toml"
     try:
@@ -101,7 +102,7 @@ def load_profile(name_or_path: str) -> PacedProfile:
     except OSError as error:
         choices = ", ".join(profile_names())
         raise ConfigError(
-            f"paced profile {name_or_path!r} is unknown; choose one of {choices}, or give a .toml file",
+            f"paced profile {name_or_path!r} is unknown; choose one of {choices}, or give a .toml file{others}",
             "device",
         ) from error
 

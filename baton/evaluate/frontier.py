@@ -7,15 +7,12 @@ Knows nothing of how rows were measured. matplotlib is imported only in this mod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:
     from baton.evaluate.sweep import SweepRow
-
-FORMATS = (".png", ".svg")
 
 
 def frontier(rows: Sequence[SweepRow]) -> list[SweepRow]:
@@ -27,16 +24,6 @@ def frontier(rows: Sequence[SweepRow]) -> list[SweepRow]:
         if not found or row.added < found[-1].added:
             found.append(row)
     return found
-
-
-def require_drawable(path: str) -> None:
-    """Raises ConfigError if no plot can be written to ``path``: it isn't .png or .svg, or matplotlib is missing."""
-    if Path(path).suffix not in FORMATS:
-        raise ConfigError(f"{path}: a plot is a .png or a .svg file", "plot")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("a plot needs matplotlib: pip install matplotlib", "plot") from error
 
 
 def draw(rows: Sequence[SweepRow], path: str) -> None:

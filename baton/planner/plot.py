@@ -6,18 +6,16 @@ Knows nothing of how it was found. matplotlib is imported only here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.planner.plan import Plan
 from baton.planner.sweep import RatioOutcome
+from baton.process.output_files import require_plot
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FORMATS = (".png", ".svg")
 
 
 def draw(found: Plan, path: str) -> None:
@@ -25,8 +23,7 @@ def draw(found: Plan, path: str) -> None:
 
     Raises ConfigError for another format, without matplotlib, or if writing fails.
     """
-    if Path(path).suffix not in FORMATS:
-        raise ConfigError(f"{path}: a plot is a .png or a .svg file", "plot")
+    require_plot(path)
     figure, axes = _canvas()
     ratios = found.sweep.ratios
     at = [r.prefill for r in ratios]
@@ -55,10 +52,8 @@ def _share(ratios: Iterable[RatioOutcome], prefill: int) -> float:
 
 
 def _canvas() -> tuple[Figure, Axes]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("a plot needs matplotlib: pip install matplotlib", "plot") from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     return figure, figure.subplots()
 

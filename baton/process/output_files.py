@@ -5,9 +5,12 @@ Knows nothing of what they hold.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from baton.protos.errors import ConfigError
+
+PLOTS = (".png", ".svg")  # formats of pictures
 
 
 def require_place(*targets: str | None) -> None:
@@ -15,6 +18,19 @@ def require_place(*targets: str | None) -> None:
     for target in targets:
         if target and (Path(target).is_dir() or not Path(target).parent.is_dir()):
             raise ConfigError(f"can't write {target}: it must be a file in a folder that is there", "json")
+
+
+def require_plot(path: str | None) -> None:
+    """Raises ConfigError if no plot can be written to ``path``: it isn't .png or .svg, its folder doesn't exist,
+    or matplotlib is missing. None is skipped.
+    """
+    if path is None:
+        return
+    require_place(path)
+    if Path(path).suffix not in PLOTS:
+        raise ConfigError(f"{path}: a plot is a {' or a '.join(PLOTS)} file", "plot")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("a plot needs matplotlib: pip install matplotlib", "plot")
 
 
 def write_file(target: str, data: bytes) -> None:

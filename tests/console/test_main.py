@@ -101,6 +101,8 @@ def test_workers_without_a_cluster_says_what_to_do(tmp_path: Path, monkeypatch: 
         (("engine", "--kv", "fp3"), "--kv fp3 is unknown; choose of float32"),
         (("engine", "--json", "/nowhere/x"), "can't write /nowhere/x"),
         (("kv", "--plot", "/nowhere/x"), "can't write /nowhere/x"),
+        (("kv", "--plot", "x.pdf"), "x.pdf: a plot is a .png or a .svg file"),
+        (("engine", "--plot", "x"), "x: a plot is a .png or a .svg file"),
         (("kv", "--tier-model", "/nowhere"), "--tier-model /nowhere: no such directory"),
         (("router", "ttft", "--json", "/nowhere/x"), "can't write /nowhere/x"),
     ],
@@ -110,11 +112,28 @@ def test_a_benchmark_refuses_what_it_could_not_end_with_before_it_begins(wrong: 
     assert (done.exit_code, said in done.output) == (1, True), done.output
 
 
-def test_a_plan_and_a_size_refuse_a_file_that_cannot_be_before_they_simulate() -> None:
+def test_a_profile_that_is_none_says_what_it_takes(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    line = '{"timestamp": %d, "input_length": 500, "output_length": 5, "hash_ids": [1]}\n'
+    trace.write_text("".join(line % at for at in range(0, 3000, 100)))
+    plan = ["plan", "--trace", str(trace), "--workers", "2", "--ttft", "1", "--tpot", "1", "--profile"]
+    done = run(app, [*plan, "nope"])
+    assert "a folder of operator timings, or roofline:MODEL@GPUxN" in done.stderr, done.stderr
+
+
+def test_a_plan_refuses_a_plot_of_another_format_before_it_simulates() -> None:
+    done = run(app, ["plan", "--trace", "t.csv", "--profile", "zero", "--workers", "2", "--plot", "dial.pdf"])
+    assert (done.exit_code, "dial.pdf: a plot is a .png or a .svg file" in done.output) == (1, True), done.output
+
+
+def test_commands_of_planning_refuse_a_file_that_cannot_be_before_they_begin() -> None:
     for command in (
         ("plan", "--trace", "t.csv", "--profile", "zero", "--workers", "2", "--helm", "/nowhere/v.yaml"),
         ("plan", "--trace", "t.csv", "--profile", "zero", "--workers", "2", "--plot", "/nowhere/v.svg"),
         ("size", "--trace", "t.csv", "--model", "llama-3-8b", "--json", "/nowhere/v.json"),
+        ("profile", "import", "zero", "--out", "/nowhere/v.toml"),
+        ("profile", "measure", "--out", "/nowhere/v.toml"),
+        ("trace", "export", "t.jsonl", "--out", "/nowhere/v.jsonl"),
     ):
         done = run(app, [*command])
         assert (done.exit_code, "can't write /nowhere/v" in done.output) == (1, True), done.output

@@ -14,7 +14,7 @@ from baton.bench.engine import attention, linear, start, step
 from baton.bench.engine.models import SIZES
 from baton.bench.rows import Row
 from baton.kernels.abi import native
-from baton.process.output_files import require_place, write_file
+from baton.process.output_files import require_place, require_plot, write_file
 from baton.protos.errors import ConfigError
 
 SCHEMES = ("bf16", "int8", "int4")
@@ -41,7 +41,8 @@ def show(
     _require_known("size", sizes, SIZES)
     _require_known("scheme", schemes, SCHEMES)
     _require_known("kv", [kv], KVS)
-    require_place(json_file, plot_file)
+    require_place(json_file)
+    require_plot(plot_file)
     if native.library() is None:
         raise ConfigError("the engine's benchmark needs the native kernels: install a C++ compiler", "device")
     found = list(_rows(sizes, schemes, kv, batches, rounds, parts))

@@ -9,7 +9,7 @@ from rich.console import Console
 from baton.bench import rows
 from baton.bench.kv import prefix_index, transports
 from baton.bench.rows import RANDOM
-from baton.process.output_files import require_place, write_file
+from baton.process.output_files import require_place, require_plot, write_file
 from baton.protos.errors import ConfigError
 
 SMALL_PAGE_BYTES = 32 << 10  # bytes of a small page, at which costs per block weigh most
@@ -31,7 +31,8 @@ def show(
     """
     if total_bytes % page_bytes or page_bytes % SMALL_PAGE_BYTES:
         raise ConfigError("--mib must be a multiple of --page-kib, and that one of 32", "page_kib")
-    require_place(json_file, plot_file)
+    require_place(json_file)
+    require_plot(plot_file)
     if tier_model and tier_model != RANDOM and not Path(tier_model).is_dir():
         raise ConfigError(f"--tier-model {tier_model}: no such directory; {RANDOM} makes a model", "tier_model")
     found = [*transports.run(rounds, total_bytes, page_bytes, SMALL_PAGE_BYTES), *prefix_index.rows()]

@@ -27,7 +27,7 @@ from baton.console.checkpoints.evaluate_options import (
 from baton.console.option_groups import with_groups
 from baton.console.output import guarded, write_json
 from baton.gguf_files.folder import folder_of, is_gguf
-from baton.process.output_files import require_place
+from baton.process.output_files import require_place, require_plot
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -206,11 +206,9 @@ def _require_swept(own: ModelOptions, against: Name) -> None:
 
 
 def _require_plot(plot: str, sweep: bool) -> None:
-    from baton.evaluate.frontier import require_drawable
-
     if not sweep:
         raise ConfigError("--plot draws what a --sweep measured; add it", "plot")
-    require_drawable(plot)
+    require_plot(plot)
 
 
 def _sweep(model: str, texts: Sequence[str], own: ModelOptions, threads: int | None, result: VerdictOptions) -> int:

@@ -30,7 +30,7 @@ from baton.console.planning.options import (
     acceptance_from,
     adapter_costs_from,
 )
-from baton.process.output_files import require_place, write_file
+from baton.process.output_files import require_place, require_plot, write_file
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:  # loaded by the command that needs them
@@ -119,7 +119,8 @@ def plan_command(
     """Sweep every prefill:decode ratio over your traffic; the best one, how sure that is, and what it costs."""
 
     def run() -> int:
-        require_place(json, result.plot, result.helm)
+        require_place(json, result.helm)
+        require_plot(result.plot)
         facts = measured.require_allowed(workers.profiles)
         if result.helm and result.hypothetical:
             raise ConfigError("--helm writes values for Baton's engine: leave --hypothetical out", "helm")

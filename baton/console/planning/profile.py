@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from baton.console.output import guarded, write_json
-from baton.process.output_files import write_file
+from baton.process.output_files import require_place, write_file
 
 app = typer.Typer(no_args_is_help=True, help="Cost curves of workers: from operator timings or data sheets.")
 
@@ -37,6 +37,7 @@ def import_command(
         from baton.planner.costs.paced_file import to_toml
         from baton.planner.costs.worker import worker_costs
 
+        require_place(out, json)
         costs = worker_costs(source, chunk)
         text = to_toml(costs, vocab_size, max_model_len, chunk)
         if out is not None:
@@ -69,6 +70,7 @@ def measure_command(
         from baton.planner.costs.measured import predicted
         from baton.planner.costs.paced_file import to_toml
 
+        require_place(out, json)
         console = Console(highlight=False, stderr=True)
         found = asyncio.run(measure(local_config(Path(tempfile.gettempdir())), slot, repeats, console.print))
         info, curve = found.info, found.costs.curve

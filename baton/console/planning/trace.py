@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.console.output import guarded, write_json
-from baton.process.output_files import write_file
+from baton.process.output_files import require_place, write_file
 
 app = typer.Typer(no_args_is_help=True, help="Traces of load: Mooncake JSONL, Azure CSV.")
 
@@ -48,6 +48,7 @@ def export_command(
 def _export(files: list[str], out: str, skip_bad: bool, json: str | None) -> int:
     from baton.planner.traces.trace import joined, read_trace, to_mooncake
 
+    require_place(out, json)
     trace = joined([read_trace(file, skip_bad, from_zero=False) for file in files])
     write_file(out, to_mooncake(trace))
     found = {"out": out, "requests": len(trace.requests), "seconds": trace.duration, "skipped": list(trace.skipped)}

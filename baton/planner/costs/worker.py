@@ -229,7 +229,7 @@ def from_curve(
 
 def from_paced(name: str) -> WorkerCosts:
     """Returns the costs of a paced profile, built-in or a file: the numbers by which the paced engine sleeps."""
-    profile = load_profile(name)
+    profile = load_profile(name, ", a folder of operator timings, or roofline:MODEL@GPUxN")
     scale = profile.kv_bytes_per_token / profile.model_kv_bytes_per_token
     transfer = TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale)
     costs = from_curve(
