@@ -151,7 +151,7 @@ def require_the_same_answers(directory: Path, count: int) -> None:
 
 def test_answers_are_those_of_generate(home: Path) -> None:
     ours = runner(checkpoint(home, "mistral"))
-    asked = prompts(ours.spec.vocab_size, count=7)
+    asked = prompts(ours.spec.vocab_size, count=3)
     answers, model = Driver(ours, pages=200).answer(asked, GREEDY), reference(home / "mistral")
     for prompt, answer in zip(asked, answers, strict=True):
         ids = torch.tensor([prompt])
@@ -172,7 +172,7 @@ def test_older_spelling_of_the_config_gives_the_same_answers(home: Path, tmp_pat
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("kind", ["llama3", "mistral", "qwen2_mixed"])
+@pytest.mark.parametrize("kind", ["qwen2_mixed", later("llama3"), later("mistral")])  # layers of both kinds first
 def test_chunks_pages_and_company_do_not_change_tokens(home: Path, kind: str) -> None:
     ours = runner(checkpoint(home, kind))
     asked = prompts(ours.spec.vocab_size, count=8)

@@ -44,7 +44,7 @@ OWN = {"window_pages": "own"}
 LENGTHS = (5, 33, 300)
 
 
-@pytest.fixture(scope="module", params=[*list(KINDS)[:2], later("gemma3n")])
+@pytest.fixture(scope="module", params=["gemma3", later("gpt_oss"), later("gemma3n")])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

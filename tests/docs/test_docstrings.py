@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from baton.cluster.config import BatonConfig
+from tests.docs.sources import ROOT, nodes_of, paths, tree_of
 
-ROOT = Path(__file__).parents[2]
 # First words that lean on something outside of the docstring.
 FRAGMENTS = frozenset(
     {
@@ -48,15 +48,21 @@ def definitions(node: ast.AST) -> Iterator[Definition]:
 
 
 @cache
-def modules() -> tuple[tuple[Path, ast.Module], ...]:
-    files = sorted(path for path in (ROOT / "baton").rglob("*.py") if "_pb2" not in path.name)
-    return tuple((path.relative_to(ROOT), ast.parse(path.read_text())) for path in files)
+def docstrings() -> tuple[tuple[Path, int, str], ...]:
+    """Returns each docstring of a module, class or function, private ones too, with its path and line."""
+    return tuple(
+        (path.relative_to(ROOT), getattr(node, "lineno", 1), text)
+        for path in paths("baton")
+        for node in nodes_of(path)
+        if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node))
+    )
 
 
 def documented() -> Iterator[Documented]:
-    for path, tree in modules():
+    for file in paths("baton"):
+        path = file.relative_to(ROOT)
         package = path.parts[1] if len(path.parts) > 2 else path.name
-        for definition in definitions(tree):
+        for definition in definitions(tree_of(file)):
             text = ast.get_docstring(definition)
             if text:
                 yield Documented(package, f"{path}:{definition.lineno} {definition.name}", text)
@@ -97,10 +103,8 @@ def test_no_package_has_more_fragments_than_it_had() -> None:
 def test_no_docstring_in_the_product_begins_with_a_word_that_leans_on_another() -> None:
     """Private ones and modules too; how long a first sentence is counts for public ones alone."""
     found = [
-        f"{path}:{getattr(node, 'lineno', 1)}: {first_sentence(text)}"
-        for path, tree in modules()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node))
+        f"{path}:{line}: {first_sentence(text)}"
+        for path, line, text in docstrings()
         if first_sentence(text).split()[0].strip("`,;:.") in FRAGMENTS
     ]
     assert len(found) <= MOST_FRAGMENTS, "\n".join(found)
@@ -147,9 +151,8 @@ def is_defined(name: str, place: Path) -> bool:
 @cache
 def names_of(module: Path) -> frozenset[str]:
     """Returns the names that a module binds: definitions, assignments, attributes and imports."""
-    [tree] = [tree for path, tree in modules() if path == module]
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(ROOT / module):
         if isinstance(node, Definition):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -162,12 +165,12 @@ def names_of(module: Path) -> frozenset[str]:
 
 
 def test_names_of_ours_in_docstrings_exist() -> None:
-    missing = []
-    for path, tree in modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
-                place = f"{path}:{getattr(node, 'lineno', 1)}"
-                missing += [f"{place}: {name}" for name in names_in(text) if not exists(name, ROOT / path.parent)]
+    missing = [
+        f"{path}:{line}: {name}"
+        for path, line, text in docstrings()
+        for name in names_in(text)
+        if not exists(name, ROOT / path.parent)
+    ]
     assert not missing, "\n".join(missing)
 
 

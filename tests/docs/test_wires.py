@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.sources import ROOT, modules
+
+Nodes = tuple[ast.AST, ...]  # of a module
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def trees(*folders: str) -> dict[str, ast.Module]:
-    """The modules below ``folders``, by path; generated ones are left out."""
-    paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    return {str(path.relative_to(ROOT)): tree_of(path) for path in paths if "_pb2" not in path.name}
-
-
-def imports(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+def imports(nodes: Nodes) -> Iterator[tuple[str, str, int]]:
     """Each name that a module imports from one of ours: the module, the name there, the line."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("baton", "bench"):
             yield from ((node.module or "", name.name, node.lineno) for name in node.names)
 
@@ -33,8 +22,8 @@ def imports(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
 def test_private_names_are_not_imported_from_outside() -> None:
     found = [
         f"{path}:{line} {module}.{name}"
-        for path, tree in trees("baton", "bench").items()
-        for module, name, line in imports(tree)
+        for path, nodes in modules("baton", "bench").items()
+        for module, name, line in imports(nodes)
         if name.startswith("_") or any(part.startswith("_") for part in module.split("."))
     ]
     assert found == []
@@ -44,8 +33,8 @@ def test_no_method_is_called_by_a_name_that_is_put_together() -> None:
     """Messages and kinds are matched, or looked up in a table, so that a reader finds who handles them."""
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in trees("baton").items()
-        for node in ast.walk(tree)
+        for path, nodes in modules("baton").items()
+        for node in nodes
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", "") == "getattr"
         and isinstance(node.args[0], ast.Name)
@@ -64,9 +53,9 @@ def test_what_a_choice_keeps_is_set_by_its_owner_alone() -> None:
     owned = {"retries", "progress", "stream", "trail", "summary"}
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in trees("baton/router").items()
+        for path, nodes in modules("baton/router").items()
         if path != "baton/router/request/request.py"
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.value, ast.Attribute | ast.Name)
@@ -99,25 +88,23 @@ def is_private_of_another(node: ast.Attribute) -> bool:
     return node.attr.startswith("_") and not node.attr.startswith("__") and ast.unparse(node.value) != "self"
 
 
-def patches(tree: ast.Module, bench: bool) -> Iterator[ast.AST]:
+def patches(nodes: Nodes, bench: bool) -> Iterator[ast.AST]:
     """Yields what changes a module of ours; in benches also what sets private attributes of a part."""
-    modules = {name for module, name, _ in imports(tree) if is_module(module, name)}
-    stored = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    ]
+    modules = {name for module, name, _ in imports(nodes) if is_module(module, name)}
+    stored = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
     yield from (node for node in stored if isinstance(node.value, ast.Name) and node.value.id in modules)
-    yield from (node for node in ast.walk(tree) if is_mock(node))
-    if bench and any(module.split(".")[0] == "baton" for module, _, _ in imports(tree)):
+    yield from (node for node in nodes if is_mock(node))
+    if bench and any(module.split(".")[0] == "baton" for module, _, _ in imports(nodes)):
         yield from (node for node in stored if is_private_of_another(node))
-        yield from (node for node in ast.walk(tree) if is_assigned_by_name(node))
+        yield from (node for node in nodes if is_assigned_by_name(node))
 
 
 def test_no_part_of_the_product_is_patched() -> None:
     """Benches use seams that the product declares (``kv/memory/block_sums.py``) or wrap a part."""
     found = [
         f"{path}:{getattr(node, 'lineno', 0)} {ast.unparse(node)}"
-        for path, tree in trees("baton", "bench").items()
-        for node in patches(tree, path.startswith(("bench/", "baton/bench/")))
+        for path, nodes in modules("baton", "bench").items()
+        for node in patches(nodes, path.startswith(("bench/", "baton/bench/")))
     ]
     assert found == []
 
@@ -134,14 +121,14 @@ def test_no_part_of_the_product_is_patched() -> None:
 )
 def test_a_patch_is_found(line: str) -> None:
     tree = ast.parse(f"from baton.engine.steps import loop\n{line}")
-    assert list(patches(tree, bench=True))
+    assert list(patches(tuple(ast.walk(tree)), bench=True))
 
 
 def test_benches_import_no_tests() -> None:
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in trees("baton", "bench").items()
-        for node in ast.walk(tree)
+        for path, nodes in modules("baton", "bench").items()
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tests"
     ]
     assert found == []

@@ -24,6 +24,7 @@ def test_full_queues_refuse_what_they_may_and_share_their_places(seed: int) -> N
     assert verdict.answered > 20
 
 
+@pytest.mark.thorough  # of a seed of all faults: tests/drill/test_run.py
 def test_an_overloaded_seed_gives_the_same_story_to_the_byte() -> None:
     scenario = draw(RATED, OVERLOADED)
     scenario = msgspec.structs.replace(scenario, requests=scenario.requests[:60])

@@ -199,7 +199,7 @@ def test_a_burst_has_no_more_goodput_than_its_cluster_answers(found: tuple[Sweep
 
 
 def test_what_a_burst_costs_is_what_the_cluster_costs_until_its_last_answer_ends(trace: Trace) -> None:
-    burst = trace.faster(200)
+    burst = trace.between(0, 30).faster(200)
     swept, flights = sweep(2, nine(burst), Slo(1e6, 1e6), window_s=10.0)
     made = plan(swept, flights, nine(burst), Slo(1e6, 1e6), 0.5, CLASSES, price_per_accelerator_hour=2.0)
     assert made.price is not None

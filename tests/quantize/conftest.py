@@ -45,7 +45,7 @@ def source(model: Path) -> Source:
     return Source(str(model))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def samples() -> list[list[int]]:
     """Draws eight samples of 32 token ids."""
     return torch.randint(0, 512, (8, 32), generator=torch.Generator().manual_seed(1)).tolist()

@@ -31,6 +31,7 @@ from baton.quantize.run import quantize
 from baton.quantize.schemes import COMPRESSED, Recipe
 from baton.quantize.source import Source
 from baton.quantize.stats import ActivationStats
+from tests.kernels.thorough import later
 from tests.quantize.conftest import Made
 
 Samples = list[list[int]]
@@ -181,11 +182,25 @@ def test_experts_are_rounded_each_on_the_rows_that_come_to_it(
     assert errors["gptq"] < errors["rtn"]
 
 
+@pytest.fixture(scope="module")
+def whole(source: Source, samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint by GPTQ that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("quantized") / "whole"
+    quantize(source, Recipe("gptq", group=32).checked(), samples, folder)
+    return folder
+
+
+def require_the_same_files(folder: Path, whole: Path) -> None:
+    paths = list(whole.glob("*.safetensors"))
+    assert paths
+    for path in paths:
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
 def test_a_run_that_was_stopped_goes_on_to_the_same_files(
-    source: Source, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Source, samples: Samples, whole: Path, tmp_path: Path
 ) -> None:
     recipe = Recipe("gptq", group=32).checked()
-    quantize(source, recipe, samples, tmp_path / "whole")
 
     def stop(done: int, of: int) -> None:
         if done == 1:
@@ -197,16 +212,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_files(
     seen: list[int] = []
     quantize(source, recipe, samples, tmp_path / "broken", lambda done, of: seen.append(done))
     assert seen == [1, 2]
-    for path in (tmp_path / "whole").glob("*.safetensors"):
-        assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
+    require_the_same_files(tmp_path / "broken", whole)
 
 
-@pytest.mark.parametrize("step", ["write", "keep", "copied"])
+@pytest.mark.parametrize("step", ["write", later("keep"), "copied"])
 def test_a_run_that_was_stopped_within_a_layer_goes_on_to_the_same_files(
-    step: str, source: Source, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, source: Source, samples: Samples, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = Recipe("gptq", group=32).checked()
-    quantize(source, recipe, samples, tmp_path / "whole")
     keep = OutputFolder.keep
 
     def stop(output: OutputFolder, *of: Any) -> None:
@@ -223,11 +236,10 @@ def test_a_run_that_was_stopped_within_a_layer_goes_on_to_the_same_files(
         quantize(source, recipe, samples, tmp_path / "broken", told)
     monkeypatch.undo()
     quantize(source, recipe, samples, tmp_path / "broken")
-    for path in (tmp_path / "whole").glob("*.safetensors"):
-        assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
+    require_the_same_files(tmp_path / "broken", whole)
 
 
-@pytest.mark.parametrize(("method", "layers"), [("rtn", 0), ("gptq", 1)])
+@pytest.mark.parametrize(("method", "layers"), [("rtn", 0), later("gptq", 1)])
 def test_a_full_disk_is_a_sentence_and_the_run_goes_on_once_there_is_room(
     method: str, layers: int, source: Source, samples: Samples, tmp_path: Path
 ) -> None:

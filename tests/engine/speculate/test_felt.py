@@ -47,7 +47,7 @@ def played(
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("kind", [new, misleading])
-@pytest.mark.parametrize("batch", [1, later(2), 8, later(32), 64])
+@pytest.mark.parametrize("batch", [1, later(2), later(8), later(32), 64])
 def test_text_that_does_not_repeat_is_written_as_without_speculation(
     machine: Machine, kind: Text, batch: int
 ) -> None:

@@ -216,18 +216,18 @@ def drawn_trace(draw: random.Random, limit: int) -> Trace:
 
 def test_the_twin_gives_the_real_schedulers_times_whoever_comes_shares_or_is_preempted() -> None:
     preempting = 0
-    for seed in range(40):
+    for seed in range(20):
         draw = random.Random(seed)
         costs = msgspec.structs.replace(SMALL, kv_tokens=16 * draw.randint(20, 300))
         trace, prefill, decode = drawn_trace(draw, costs.kv_tokens), draw.randint(0, 2), draw.randint(1, 3)
         quick, slow = (run(trace, prefill, decode, costs, stepwise=stepwise) for stepwise in (False, True))
         preempting += same_times(quick, slow)
-    assert preempting >= 10
+    assert preempting >= 5
 
 
 @pytest.mark.parametrize(("prefill", "decode", "kv_tokens"), [(5, 3, 0), (0, 2, 120_000)])
 def test_on_a_recorded_trace_in_blocks_of_16_the_twin_is_exact(prefill: int, decode: int, kv_tokens: int) -> None:
-    trace = mooncake(40)
+    trace = mooncake(20)
     ids = BlockIds(trace.block_tokens, 16)
     requests = tuple(
         TraceRequest(r.arrival, r.input_length, r.output_length, tuple(ids.of(r))) for r in trace.requests

@@ -86,18 +86,18 @@ def test_a_row_that_is_not_a_number_stays_none_and_leaves_others_alone() -> None
 
 
 @pytest.mark.parametrize(
-    "weight",
+    "made",
     [
-        quantize(torch.randn(60, 128), 8, 0),
-        quantize(torch.randn(64, 128), 8, 32),
-        quantize(torch.randn(64, 96), 4, 32),
-        quantize(torch.randn(64, 128), 4, 16),
-        quantize(torch.randn(64, 128), 8, 0).with_bf16_rows(),
+        lambda: quantize(torch.randn(60, 128), 8, 0),
+        lambda: quantize(torch.randn(64, 128), 8, 32),
+        lambda: quantize(torch.randn(64, 96), 4, 32),
+        lambda: quantize(torch.randn(64, 128), 4, 16),
+        lambda: quantize(torch.randn(64, 128), 8, 0).with_bf16_rows(),
     ],
 )
-def test_forms_that_torch_has_no_product_for_are_dequantized(weight: PackedWeight) -> None:
+def test_forms_that_torch_has_no_product_for_are_dequantized(made: Callable[[], PackedWeight]) -> None:
     chooser = ProductChooser(torch.bfloat16, "cpu")
-    assert chooser.held(weight) is None
+    assert chooser.held(made()) is None
     assert chooser.ways == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -84,23 +85,23 @@ def test_weights_leave_memory_for_kv_as_configured_or_a_part() -> None:
     assert weights_room(1000, 0.8, 0, 100) == 700 - int(800 * LEAST_KV)
 
 
-@pytest.mark.parametrize(
-    "weight",
-    [
-        quantize(torch.randn(200, 96), 8, 0),
-        quantize(torch.randn(200, 96), 4, 32),
-        quantize(torch.randn(64, 128), 8, 32),
-        pack_e4m3(torch.randn(130, 64).to(torch.float8_e4m3fn), torch.rand(130) + 0.5),
-        pack_codes(
-            torch.randint(0, 16, (70, 64), dtype=torch.uint8), torch.arange(-8, 8), 32, torch.rand(70, 2) + 0.1
-        ),
-        pack_integers(
-            torch.randint(-8, 8, (64, 128), dtype=torch.int8), 4, 32, torch.rand(64, 4) + 0.1, torch.rand(64, 4)
-        ),
-    ],
-    ids=["int8", "int4", "int8 in groups", "fp8", "codes", "minimums"],
-)
-def test_a_product_of_a_packed_weight_is_that_of_the_dequantized_one(weight: PackedWeight) -> None:
+PACKED: dict[str, Callable[[], PackedWeight]] = {
+    "int8": lambda: quantize(torch.randn(200, 96), 8, 0),
+    "int4": lambda: quantize(torch.randn(200, 96), 4, 32),
+    "int8 in groups": lambda: quantize(torch.randn(64, 128), 8, 32),
+    "fp8": lambda: pack_e4m3(torch.randn(130, 64).to(torch.float8_e4m3fn), torch.rand(130) + 0.5),
+    "codes": lambda: pack_codes(
+        torch.randint(0, 16, (70, 64), dtype=torch.uint8), torch.arange(-8, 8), 32, torch.rand(70, 2) + 0.1
+    ),
+    "minimums": lambda: pack_integers(
+        torch.randint(-8, 8, (64, 128), dtype=torch.int8), 4, 32, torch.rand(64, 4) + 0.1, torch.rand(64, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_product_of_a_packed_weight_is_that_of_the_dequantized_one(name: str) -> None:
+    weight = PACKED[name]()
     x = torch.randn(3, weight.k)
     held = PackedProduct(weight, torch.bfloat16, "cpu", part=64 * weight.k)
     assert len(held._parts) == math.ceil(weight.n / 64)

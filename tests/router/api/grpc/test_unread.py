@@ -53,6 +53,7 @@ async def test_a_stream_of_which_nothing_is_taken_ends_and_one_that_is_read_goes
             until = asyncio.get_running_loop().time() + 1.5 * unread.UNREAD_S
             while asyncio.get_running_loop().time() < until:
                 assert await asyncio.wait_for(call.read(), 60) == CHUNK
+                await asyncio.sleep(0.02)  # as a client does that has something to do with what it reads
             assert not endless.ended.is_set()
             call.cancel()
             await asyncio.wait_for(endless.ended.wait(), 60)
