@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -76,14 +76,16 @@ class BatchStore:
             kept = await self._write(file, content, most_bytes)
         return None if kept < 0 else kept
 
-    async def add_output(self, claim: JobClaim, file: StoredFile, content: bytes) -> None:
+    async def add_output(self, claim: JobClaim, file: StoredFile, content: bytes | bytearray) -> None:
         """Stores a file of a job's answers; storing it again changes nothing. Raises JobClaimLost."""
         async with _reached():
             if await self._write(file, content, -1, claim) == -2:
                 raise JobClaimLost(claim.job_id)
 
-    async def _write(self, file: StoredFile, content: bytes, most_bytes: int, claim: JobClaim | None = None) -> int:
-        args: list[str | bytes | float] = [
+    async def _write(
+        self, file: StoredFile, content: bytes | bytearray, most_bytes: int, claim: JobClaim | None = None
+    ) -> int:
+        args: list[str | bytes | memoryview | float] = [
             file.id,
             file.bytes,
             file.created,
@@ -93,7 +95,7 @@ class BatchStore:
         ]
         keys, number = self._keys(file), [] if claim is None else [claim.number]
         fence = [] if claim is None else [self._fence(claim.job_id)]
-        kept: int = await self._add(keys=[*keys, *fence], args=[*args, content, *number])
+        kept: int = await self._add(keys=[*keys, *fence], args=[*args, memoryview(content), *number])
         self._room.wrote(len(content))
         return kept
 
@@ -282,7 +284,7 @@ class BatchStore:
         """Returns the keys of the good answers and of the bad ones."""
         return f"{self._jobs}{job_id}:output", f"{self._jobs}{job_id}:errors"
 
-    async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:
+    async def answers(self, job_id: str, good: bool) -> dict[int, bytes]:
         """Returns the answers so far, by line number; ``good`` tells output from errors.
 
         They are read some at a time, because a whole job's would hold up everybody while they are parsed.

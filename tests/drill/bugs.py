@@ -486,8 +486,8 @@ BUGS = (
     Bug(
         "a deadline is not kept",
         "router/dispatch/runner.py",
-        "async with asyncio.timeout(limit) as run.timer:",
-        "async with asyncio.timeout(None) as run.timer:",
+        "        run.timer.reschedule(asyncio.get_running_loop().time() + run.limit_s)\n",
+        "",
     ),
     Bug(
         "the hash root has no adapter in it",
@@ -1048,7 +1048,7 @@ BUGS = (
     Bug(
         "a turn at changing roles isn't renewed",
         "cluster/store/lease.py",
-        '            async with beside(self._renew(), "lease"):\n                yield\n',
+        '            async with beside(self._renew, "lease"):\n                yield\n',
         "            yield\n",
         faults=("role", "ratio"),
         size=msgspec.structs.replace(TURNED, kept_roles=0.5),

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
-
 from baton.decode_worker.engine.admission import OpenedPages, open_pages
 from baton.decode_worker.engine.ahead import PromptReader
 from baton.decode_worker.engine.budget import StepBudget
+from baton.decode_worker.engine.counts import load_of, with_drafts
 from baton.decode_worker.engine.handoffs import HandoffTable
 from baton.decode_worker.engine.job import DecodeJob
 from baton.decode_worker.engine.limits import DecodeLimits
@@ -379,24 +378,10 @@ class DecodeLoop(StepLoop):
         """Returns the number of sequences in the batch, of waiting ones, and of prompt tokens still to be
         computed.
         """
-        running = self.scheduler.running
-        prefilling = sum(d.sequence.pending for d in (*running, *self.scheduler.waiting) if d.prefilling)
-        beyond = max(0, len(running) - self.scheduler.max_batch)
-        return len(running) - beyond, len(self.scheduler.waiting) + beyond, prefilling
+        return load_of(self.scheduler)
 
     def _stats(self) -> ch.Stats:
-        found = super()._stats()
-        if self.drafter is None:
-            return found
-        tally = self.drafter.tally
-        return msgspec.structs.replace(
-            found,
-            drafts=tally.drafts,
-            draft_tokens=tally.verified,
-            draft_tokens_accepted=tally.accepted,
-            draft_seconds=tally.seconds,
-            speculation=self.drafter.totals,
-        )
+        return with_drafts(super()._stats(), self.drafter)
 
     def extras(self) -> dict[str, int]:
         """Returns the counts that only a decode worker has, by field of Stats."""

@@ -22,7 +22,8 @@ from baton.kv.wire import by_card, preflight
 from baton.kv.wire.base import HandoffStream, Transport, WatchedStream
 from baton.kv.wire.describing import ask_worker, this_host
 from baton.kv.wire.preflight import LinkSpeed
-from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
+from baton.kv.wire.verdict import Verdict, no_way, pick
+from baton.protos.errors import BatonError
 from baton.protos.measurements import KvLink
 from baton.protos.nouns import KvLayout, KvReceiver, WorkerInfo
 from baton.tls.identity import Identity
@@ -33,8 +34,6 @@ log = logging.getLogger("baton.kv")
 AUTO = "auto"
 PREFERRED_ON_ONE_HOST = ("shm", "tcp", "grpc")
 OTHER_HOST = ("tcp", "grpc")
-MUCH_FASTER = 1.5  # factor; below it the order of preference decides, because a preflight is noisy
-TYPICAL_BYTES = 16 << 20  # bytes of a handoff by which transports are compared
 AGAIN_S = (30.0, 1800.0)  # seconds, least and most, until a fallback is measured again; the pause doubles each time
 CONFIRM = 2  # measurements in a row that have to agree before a route is changed
 KEPT_ROUTES = 1024  # routes kept, because workers come and go, each with an address of its own
@@ -54,24 +53,6 @@ class PairRoute(msgspec.Struct, frozen=True):
     info: WorkerInfo
     name: str  # of the transport
     fell_back: bool
-
-
-class _Verdict(msgspec.Struct, frozen=True):
-    """The result of measuring every transport to the worker of ``info``."""
-
-    info: WorkerInfo
-    best: str
-    preferred: Sequence[str]
-    measured: dict[str, LinkSpeed]
-    failures: dict[str, BatonError]
-
-    @property
-    def reason(self) -> str:
-        """Says why the preferred transport isn't taken; empty if it is."""
-        first = self.preferred[0]
-        if self.best == first:
-            return ""
-        return "failed" if first in self.failures else "slower" if first in self.measured else "not_offered"
 
 
 class _Again(msgspec.Struct):
@@ -175,7 +156,7 @@ class AutoTransport:
 
     async def _look_again(self, address: str, choosing: asyncio.Future[PairRoute], route: PairRoute) -> None:
         """Changes the route if consecutive measurements agree on another one. Open streams keep theirs."""
-        found: _Verdict | None = None
+        found: Verdict | None = None
         for _ in range(CONFIRM):
             before = found
             try:
@@ -315,7 +296,7 @@ class AutoTransport:
             lost = (known for known in self._described if known not in self._routes and known != address)
             del self._described[next(lost, next(iter(self._described)))]
 
-    async def _weigh(self, address: str, info: WorkerInfo) -> _Verdict:
+    async def _weigh(self, address: str, info: WorkerInfo) -> Verdict:
         """Measures every preferred transport that is offered. Raises WorkerLost or HandoffRefused if none works."""
         offered = {"grpc": address, **info.data_addresses}
         preferred = self._preferred(info)
@@ -325,10 +306,10 @@ class AutoTransport:
             self._memory.device,
         )
         if not measured:
-            raise self._no_way(info, preferred, offered, failures)
-        return _Verdict(info, pick(preferred, measured), preferred, measured, failures)
+            raise no_way(info, preferred, offered, failures)
+        return Verdict(info, pick(preferred, measured), preferred, measured, failures)
 
-    def _adopt(self, found: _Verdict, address: str) -> PairRoute:
+    def _adopt(self, found: Verdict, address: str) -> PairRoute:
         self._tell(found)
         offered = {"grpc": address, **found.info.data_addresses}
         fell_back = found.reason in ("failed", "slower")
@@ -354,19 +335,7 @@ class AutoTransport:
             self._transports[name] = self._sender(name, self._memory)
         return self._transports[name]
 
-    def _no_way(
-        self, info: WorkerInfo, preferred: Sequence[str], offered: dict[str, str], failures: dict[str, BatonError]
-    ) -> BatonError:
-        if failures:
-            why = "; ".join(f"{name}: {error.message}" for name, error in failures.items())
-            return WorkerLost(f"no way to ship KV to {info.worker_id} works ({why})", "decode_address")
-        return HandoffRefused(
-            f"{info.worker_id} takes KV by {', '.join(sorted(offered))}, not by {', '.join(preferred)}: "
-            "set worker.kv_transport alike on both workers, or to auto",
-            "worker.kv_transport",
-        )
-
-    def _tell(self, found: _Verdict) -> None:
+    def _tell(self, found: Verdict) -> None:
         info, best, reason, text = found.info, found.best, found.reason, ""
         if reason:
             first, failures = found.preferred[0], found.failures
@@ -385,16 +354,6 @@ class AutoTransport:
 def sender(memory: PageMemory) -> Transport:
     """Returns an ``AutoTransport`` over pages of ``memory`` that reports its choices to nobody."""
     return AutoTransport(memory, asyncio.get_running_loop().time)
-
-
-def pick(preferred: Sequence[str], measured: dict[str, LinkSpeed]) -> str:
-    """Returns the first name of ``preferred`` that was measured, or a later one that is ``MUCH_FASTER``."""
-    working = [name for name in preferred if name in measured]
-    best = working[0]
-    for name in working[1:]:
-        if measured[name].seconds(TYPICAL_BYTES) * MUCH_FASTER < measured[best].seconds(TYPICAL_BYTES):
-            best = name
-    return best
 
 
 def _drop_oldest(unreached: dict[str, float]) -> None:

@@ -166,6 +166,12 @@ class Actors:
                 continue
             yield self._known(name, actor)
 
+    def has_place(self, placed: ActorRecord) -> bool:
+        """Returns whether Ray has reserved what the slot needs, on all of its nodes."""
+        from ray.util.placement_group import placement_group_table
+
+        return placed.group is None or placement_group_table(placed.group).get("state") == "CREATED"
+
     def stop(self, placed: ActorRecord, grace_s: float) -> ObjectRef:
         """Asks an actor to end its host within ``grace_s`` seconds; returns a Ray reference that is done once the
         host has ended.

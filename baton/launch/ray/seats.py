@@ -23,6 +23,8 @@ from baton.protos.errors import ConfigError
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+RESERVED_S = 10.0  # for Ray to reserve a place that was chosen: it takes milliseconds where there is room
+FULL_S = 60.0  # so long nobody is placed on a node on which Ray found no room, whatever the node offers
 LOOK_S = 1.0  # between two looks at the nodes
 SETTLED_S = 30.0  # in place for so long: the next loss is a first one again
 URGENT_S = 10.0  # a node that goes sooner than this, and the drain, is left by all at once
@@ -38,6 +40,7 @@ class _SeatedSlot:
         self.placed, self.seat, self.since = placed, placed.seat, since
         self.leaving: ObjectRef | None = None  # the answer to ``stop``, once it was asked
         self.leave_by = 0.0
+        self.is_reserved = False
 
 
 class Seats:
@@ -65,6 +68,7 @@ class Seats:
         self._wanted: dict[str, HostPlan] = {}
         self._seats: dict[str, _SeatedSlot] = {}
         self._losses: dict[str, tuple[int, float]] = {}  # slot -> how often lost its node, not again before
+        self._full: dict[str, float] = {}  # node -> until when nobody is placed there
         self._looked = float("-inf")
         self._last: dict[str, SlotStatus] = {}
         self._ready: dict[str, float] = {}  # slot -> since when
@@ -90,10 +94,15 @@ class Seats:
             gone = [node_id for node_id in seated.seat.node_ids if node_id not in nodes]
             if seated.leaving is None and gone:
                 self._lose(slot, f"its node {gone[0][:12]} is gone")
+            elif seated.leaving is None and self._is_refused(seated):
+                full = self._without_room(seated.seat)
+                self._full |= dict.fromkeys(full, self._clock() + FULL_S)
+                self._lose(slot, f"others took its room on node {full[0][:12]} meanwhile")
             elif seated.leaving is None and self._has_ended(slot):
                 self._lose(slot, "it was told to end, by an earlier placer or its node")
         self._finish_leaving()
-        self._fill([node for name, node in nodes.items() if name not in draining])
+        self._full = {name: until for name, until in self._full.items() if until > self._clock()}
+        self._fill([node for name, node in nodes.items() if name not in draining and name not in self._full])
         for slot, seated in list(self._seats.items()):  # last: who could be seated again keeps its role served
             if seated.leaving is None and (why := self._why_leave(slot, seated, draining)):
                 self._ask_to_leave(slot, why)
@@ -208,6 +217,24 @@ class Seats:
         ready = [s for s, seated in alike.items() if seated.leaving is None and self._ready.get(s, known) < known]
         urgent = deadline and deadline - self._wall_clock() < URGENT_S + self._drain_s + STOP_EXTRA_S
         return bool(ready or urgent or not alike)
+
+    def _is_refused(self, seated: _SeatedSlot) -> bool:
+        """Returns whether Ray has not reserved a slot's place in time: it would wait there for ever, while other
+        nodes may have room.
+        """
+        seated.is_reserved = seated.is_reserved or self._actors.has_place(seated.placed)
+        return not seated.is_reserved and self._clock() - seated.since >= RESERVED_S
+
+    def _without_room(self, seat: Seat) -> Sequence[str]:
+        """Returns the nodes of ``seat`` that have less left than it needs there; all if Ray doesn't say."""
+        try:
+            left = self._ray._private.state.available_resources_per_node()
+        except Exception:  # Ray's own inner interface
+            log.debug("Ray doesn't say what nodes have left", exc_info=True)
+            return seat.node_ids
+        needs = {name: amount * seat.wish.gang for name, amount in seat.wish.needs.items()}
+        full = [n for n in seat.node_ids if any(left.get(n, {}).get(name, 0) < needs[name] for name in needs)]
+        return full or seat.node_ids
 
     def _has_ended(self, slot: str) -> bool:
         """A lasting worker that is wanted, and whose supervisor starts nothing any more."""

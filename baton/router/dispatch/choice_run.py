@@ -31,7 +31,9 @@ class ChoiceRun:
     __slots__ = (
         "__weakref__",
         "choice",
+        "deadline",
         "home",
+        "limit_s",
         "progress",
         "request",
         "retries",
@@ -56,6 +58,8 @@ class ChoiceRun:
         self.stream: ChoiceStream = progress.stream
         self.summary: ChoiceSummary = progress.summary
         self.timer: asyncio.Timeout | None = None
+        self.limit_s: float | None = None  # seconds that it may take, once its time has begun
+        self.deadline: float | None = None  # None: there is none, or its time hasn't begun
 
     def cancel_reason(self) -> str:
         """Returns the reason to give a worker when cancelling: the stream reader's own, else "deadline" or

@@ -74,15 +74,18 @@ class ChoiceRunner:
         attributes = {"baton.context_class": run.summary.context_class, "baton.request_id": run.request.request_id}
         if run.request.context.adapter_id:
             attributes["baton.adapter"] = run.request.context.adapter_id
-        limit = self._remaining(run)
+        deadline = run.request.context.deadline
+        run.limit_s = None if deadline is None else max(0.0, deadline - self.clock())
         try:
             with span("route", run.request.context.traceparent, attributes) as route:
                 run.summary.name_trace(trace_id_of(route))
-                async with asyncio.timeout(limit) as run.timer:
+                async with asyncio.timeout(None) as run.timer:
+                    if not run.request.context.can_wait:
+                        self._begin_time(run)
                     await self._serve(run)
             run.progress.complete()
         except TimeoutError:
-            time = "its time" if limit is None else f"{limit:.3g} s"
+            time = "its time" if run.limit_s is None else f"{run.limit_s:.3g} s"
             text = f"the answer was not complete within {time}"
             run.stream.fail(DeadlineExceeded(f"{text}: the request's own timeout, or router.request_timeout_s"))
         except BatonError as error:
@@ -119,6 +122,7 @@ class ChoiceRunner:
         with span("queue"), queued:
             placed = await run.ticket.wait(attempt, leads=bool(lease_on))
         try:
+            self._begin_time(run)
             run.place(placed, self.clock() - since)
             self._metrics.sum("decisions", placed.taken.way, placed.taken.reader).added += 1
         except BaseException:
@@ -245,9 +249,16 @@ class ChoiceRunner:
 
     # ---- time ----------------------------------------------------------------------------------------
 
+    def _begin_time(self, run: ChoiceRun) -> None:
+        """Has the choice end at its deadline from now on; it knows it already if it has been placed before."""
+        if run.limit_s is None or run.deadline is not None:
+            return
+        run.deadline = self.clock() + run.limit_s
+        assert run.timer is not None, "it runs"
+        run.timer.reschedule(asyncio.get_running_loop().time() + run.limit_s)
+
     def _remaining(self, run: ChoiceRun) -> float | None:
-        deadline = run.request.context.deadline
-        return None if deadline is None else max(0.0, deadline - self.clock())
+        return None if run.deadline is None else max(0.0, run.deadline - self.clock())
 
     def _call_limit(self, run: ChoiceRun) -> float | None:
         """Returns the call's deadline for the worker's sake alone: our own timer goes off first."""

@@ -32,7 +32,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     sooner. ``asked_id`` is the caller's own id of the call and not unique. ``session`` names the conversation that
     the call belongs to, or is "". ``retained``: the caller hints that it will use the prefix again, of which
     ``retained_tokens`` is the length, 0 for the whole prompt with its answer; ``marked`` says where the caller's
-    breakpoints are.
+    breakpoints are. ``can_wait``: what is left until the deadline counts from when workers are found.
     """
 
     adapter_id: str = ""
@@ -48,6 +48,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     key: ApiKey | None = None
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
+    can_wait: bool = False
 
     @property
     def tenant(self) -> str:
@@ -67,6 +68,7 @@ class RequestContext(msgspec.Struct, frozen=True):
             priority=caller.priority(self.priority),
             session=caller.session or self.session,
             asked_id=self.asked_id or caller.asked_id,
+            can_wait=caller.can_wait,
             key=caller.key,
             slo_ttft_s=caller.slo_ttft_s,
             slo_tpot_s=caller.slo_tpot_s,

@@ -54,7 +54,7 @@ class House:
 
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
-    monkeypatch.setattr("baton.kv.transport.auto.MUCH_FASTER", 1e6)  # what a busy machine measures decides nothing
+    monkeypatch.setattr("baton.kv.wire.verdict.MUCH_FASTER", 1e6)  # what a busy machine measures decides nothing
     made = House()
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((handoff_handler(made.intake.accept),))

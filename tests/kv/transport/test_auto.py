@@ -16,9 +16,10 @@ import pytest
 from baton.kv import transport as transports
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import shm, tcp
-from baton.kv.transport.auto import AGAIN_S, AutoTransport, pick
+from baton.kv.transport.auto import AGAIN_S, AutoTransport
 from baton.kv.wire import preflight
 from baton.kv.wire.preflight import LinkSpeed
+from baton.kv.wire.verdict import pick
 from baton.protos.errors import ConfigError, HandoffRefused, WorkerLost
 from baton.protos.nouns import WorkerInfo
 from tests.kv.transport.auto_house import House, house, probe, used
@@ -189,7 +190,7 @@ class Noisy(AutoTransport):
 
 @pytest.fixture
 async def noisy(house: House, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Noisy]:
-    monkeypatch.setattr("baton.kv.transport.auto.MUCH_FASTER", 1.5)
+    monkeypatch.setattr("baton.kv.wire.verdict.MUCH_FASTER", 1.5)
     report = lambda link, reason: house.links.append((link, reason))  # noqa: E731
     made = Noisy(house.memory, lambda: house.now, "auto", report, house.describe, "here")
     made.says = {"shm": 1e6, "tcp": 1e9}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton.launch.ray.actors import RankActor
-from baton.launch.ray.seats import Seats
+from baton.launch.ray.seats import RESERVED_S, Seats
 from baton.launch.supervise import HostPlan, SlotStatus
 from baton.protos.errors import ConfigError
 from baton.tls.identity import TlsFiles
@@ -55,10 +55,14 @@ class FakeRay:
         self.new_actors_are = "ready"
         self.unkillable: list[Any] = []
         self.removed: list[Any] = []
+        self.full: set[str] = set()  # nodes on which somebody else has taken what was there
         self.exceptions = types.SimpleNamespace(RayError=RayError)
         client = types.SimpleNamespace(get_draining_nodes=lambda: self.draining)
         worker = types.SimpleNamespace(global_worker=types.SimpleNamespace(gcs_client=client))
-        self._private = types.SimpleNamespace(worker=worker)
+        state = types.SimpleNamespace(
+            available_resources_per_node=lambda: {n: r for n, r in self.alive.items() if n not in self.full}
+        )
+        self._private = types.SimpleNamespace(worker=worker, state=state)
         self.util = types.SimpleNamespace(
             list_named_actors=lambda: list(self.named), get_placement_group=self._group_named
         )
@@ -96,9 +100,14 @@ class FakeRay:
 
     def place(self, bundles: list[dict[str, float]], name: str = "", **options: Any) -> Any:
         self.groups.append(str(options))
+        nodes = [pin["ray.io/node-id"] for pin in options["bundle_label_selector"]]
+        group = types.SimpleNamespace(bundle_specs=bundles, nodes=nodes)
         if name:
-            self.named_groups[name] = types.SimpleNamespace(bundle_specs=bundles)
-        return options
+            self.named_groups[name] = group
+        return group
+
+    def table(self, group: Any) -> dict[str, str]:
+        return {"state": "PENDING" if self.full & {*group.nodes} else "CREATED"}
 
     def wait(self, asked: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         done = [a for a in asked if a[0] == "status" or a[1].plan.slot in self.stopped]
@@ -127,6 +136,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     groups = types.ModuleType("ray.util.placement_group")
     groups.placement_group = made.place  # type: ignore[attr-defined]
     groups.remove_placement_group = made.removed.append  # type: ignore[attr-defined]
+    groups.placement_group_table = made.table  # type: ignore[attr-defined]
     strategies = types.ModuleType("ray.util.scheduling_strategies")
     strategies.PlacementGroupSchedulingStrategy = lambda **options: options  # type: ignore[attr-defined]
     for name, module in (("placement_group", groups), ("scheduling_strategies", strategies)):
@@ -182,6 +192,29 @@ def on_two_nodes(ray: FakeRay, clock: Clock) -> Seats:
     made.tend()
     made.statuses()
     return made
+
+
+def test_a_gang_whose_place_others_took_meanwhile_goes_elsewhere_and_gives_it_back(
+    ray: FakeRay, clock: Clock
+) -> None:
+    """Ray reserves all of it or nothing, and waits for ever on the nodes that were chosen."""
+    ray.alive, ray.full = {name: {"baton_decode": 1} for name in ("a", "b", "c")}, {"b"}
+    wide = msgspec.structs.replace(plan("decode-0"), hosts=2, rank_key_file="/key", rank_tls=CERTIFICATE)
+    made = Seats(ray, clock=clock, wall_clock=clock)  # type: ignore[arg-type]
+    made.want([wide])
+    made.tend()
+    taken = ray.actors[0]
+    while not taken.killed:
+        assert "'b'" in ray.groups[-1]
+        later(made, clock)
+        assert clock.now < 1000 + 2 * RESERVED_S
+    assert len(ray.removed) == 1, "what would be reserved for it is given back"
+    assert all(ranks.killed for ranks, _ in ray.ranks[:1])
+    assert "'b'" not in ray.groups[-1]
+    before = len(ray.groups)
+    for _ in range(int(2 * RESERVED_S)):
+        later(made, clock)
+    assert (len(ray.groups), ray.actors[-1].killed) == (before, False), "where it has its place it stays"
 
 
 def test_a_worker_on_two_nodes_waits_for_both_and_has_an_actor_on_each(ray: FakeRay, clock: Clock) -> None:

@@ -142,5 +142,5 @@ NEEDS = {"response_format": {"type": "text"}, "thinking": {"type": "enabled"}}  
 # What can't be seen from here is held by tests that can: of the batch store, with a real Redis.
 HELD = {
     "batches": "tests/router/api/batch/test_batches.py::test_a_batch_is_answered_line_by_line_good_and_bad_apart",
-    "files": "tests/router/api/batch/test_batches.py::test_bad_uploads_and_pages_are_refused_by_name",
+    "files": "tests/router/api/batch/test_files.py::test_bad_uploads_and_pages_are_refused_by_name",
 }

@@ -149,6 +149,21 @@ async def test_a_deadline_in_the_queue_or_in_the_past_is_exceeded():
         await c.idle()
 
 
+async def test_the_time_of_one_that_can_wait_begins_when_it_is_placed():
+    """As a line of a batch job: after a busy hour it would be answered with a 504 for good."""
+    async with cluster(max_batch=1) as c:
+        c.d[0].hold_tokens.clear()
+        [first] = c.open(SHORT)
+        await until(lambda: c.d[0].admits)
+        [late] = c.open(SHORT, request_id="late", deadline=time.monotonic() + 0.1, can_wait=True)
+        await asyncio.sleep(0.3)
+        assert c.dispatcher.queued() == 1
+        first.cancel("client_gone")
+        with pytest.raises(DeadlineExceeded, match=r"within 0\.0\d+ s"):  # its worker gives no tokens
+            await collect(late)
+        await c.idle()
+
+
 async def test_a_router_that_closes_cancels_what_runs_and_takes_nothing_new():
     async with cluster() as c:
         c.d[0].hold_tokens.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -37,6 +37,7 @@ LOOK_EVERY_S = 0.5  # seconds between two looks for open jobs
 ROOM_EVERY_S = 0.05  # seconds between two looks whether nobody waits
 RETRY_S = 0.5  # seconds before the store is asked again
 LINE_BYTES = 64 << 10  # of an answer that isn't there yet
+JOIN_BYTES = 1 << 20  # of an output file that are joined at once: a third of a millisecond
 AT_ONCE = 8  # lines of a model that are answered at once, and such lines of a job that are under way
 GRACE_S = 5.0  # seconds in which lines that are under way may end, so that they are kept, when a job is cancelled
 NO_INPUT = {"code": "input_gone", "line": None, "message": "the input file is gone", "param": "input_file_id"}
@@ -305,7 +306,7 @@ class BatchLane:
         model_id: str,
     ) -> None:
         request_id = self._service.environment.new_id()
-        CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
+        CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key, can_wait=True))
         urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
         told, good = await answered(self._service, urgent, request_id, partial(self._pause, held, place, model_id))
         await self._patiently(lambda: self._store.answer(held.claim, number, told, good))
@@ -336,13 +337,14 @@ class BatchLane:
         cancelled = await self._patiently(lambda: self._store.cancel_requested(job.id))
         good = await self._patiently(lambda: self._store.answers(job.id, True))
         bad = await self._patiently(lambda: self._store.answers(job.id, False))
+        completed, failed = len(good), len(bad)
         if not error and not cancelled and len(good.keys() | bad.keys()) < job.total:
             return False
         done = msgspec.structs.replace(
             job,
             status="failed" if error else "cancelled" if cancelled else "completed",
-            completed=len(good),
-            failed=len(bad),
+            completed=completed,
+            failed=failed,
             ended=now,
             cancelled=now if cancelled else 0,
             cancelling=cancelled,
@@ -356,17 +358,31 @@ class BatchLane:
     def _now(self) -> int:
         return int(self._service.environment.wall_clock())
 
-    async def _file(self, job: BatchJob, claim: JobClaim, name: str, answers: Mapping[int, bytes], now: int) -> str:
+    async def _file(self, job: BatchJob, claim: JobClaim, name: str, answers: dict[int, bytes], now: int) -> str:
         """Stores answers as a file and returns its id, "" if there are none. The id is the job's own: whoever makes
-        the file again makes the same one.
+        the file again makes the same one. The answers are taken out of ``answers``.
         """
         if not answers:
             return ""
-        content = b"".join(answer + b"\n" for answer in answers.values())
+        content = await joined(answers)
         file_id = f"file-{job.id.removeprefix('batch_')}-{name}"
         file = StoredFile(file_id, job.tenant, f"{job.id}_{name}.jsonl", "batch_output", len(content), now)
         await self._patiently(lambda: self._store.add_output(claim, file, content))
         return file_id
+
+
+async def joined(answers: dict[int, bytes]) -> bytearray:
+    """Returns the answers, in order, a line each. It takes them out of ``answers`` as it goes on, so that they are
+    held once, and serves others between two parts of JOIN_BYTES.
+    """
+    content, seen = bytearray(), 0
+    for number in list(answers):
+        content += answers.pop(number)
+        content += b"\n"
+        if len(content) - seen >= JOIN_BYTES:
+            seen = len(content)
+            await asyncio.sleep(0)
+    return content
 
 
 async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -6,18 +6,16 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
 
 import msgspec
 import openai
 import pytest
 
 from baton.cluster.adapters import AdapterEntry
-from baton.cluster.batch_nouns import BatchJob, ListPage, StoredFile
-from baton.cluster.batch_store import KEPT_S, BatchStore
+from baton.cluster.batch_nouns import BatchJob, StoredFile
+from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
-from baton.cluster.membership import connect
-from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable
+from baton.protos.errors import Overloaded, QuotaExceeded
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key, noted, revoke_key
 from baton.router.adapters.registry import AdapterRegistry
@@ -26,43 +24,11 @@ from baton.router.api.batch.lane import BatchLane
 from baton.router.api.batch.lines import answer_line
 from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
+from tests.router.api.batch.conftest import CHAT, Bench
 from tests.router.conftest import SAID, Clients
 from tests.router.parts import generation_of, surfaces_of
 
 SQL = AdapterEntry("sql", "tiny", "sql", "1" * 16)
-ENDS = ("completed", "cancelled", "failed")
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
-
-
-class Bench:
-    """A router with a store; lanes are started by the tests."""
-
-    def __init__(self, clients: Clients, service, store: BatchStore) -> None:
-        self.openai, self.http, self.service, self.store = clients.openai, clients.http, service, store
-        self.queued = 0
-
-    def lane(self, owner: str = "one") -> BatchLane:
-        return BatchLane(self.service, self.store, owner, lambda model_id: not self.queued)
-
-    async def submit(self, *bodies: dict, endpoint: str = "/v1/chat/completions"):
-        lines = [
-            {"custom_id": f"r{i}", "method": "POST", "url": endpoint, "body": body} for i, body in enumerate(bodies)
-        ]
-        content = "\n".join(map(json.dumps, lines)).encode()
-        file = await self.openai.files.create(file=("in.jsonl", content), purpose="batch")
-        return await self.openai.batches.create(
-            input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"a": "b"}
-        )
-
-    async def ended(self, batch_id: str):
-        async with asyncio.timeout(120):
-            while (batch := await self.openai.batches.retrieve(batch_id)).status not in ENDS:
-                await asyncio.sleep(0.02)
-        return batch
-
-    async def lines(self, file_id: str) -> list[dict]:
-        content = await self.openai.files.content(file_id)
-        return [json.loads(line) for line in content.text.splitlines()]
 
 
 @pytest.mark.parametrize("metadata", [{"a" * 65: "b"}, {"a": "b" * 513}, {str(n): "" for n in range(17)}])
@@ -85,17 +51,6 @@ class Full(AccessGate):
             raise QuotaExceeded("used up", retry_after_s=0.01)
 
 
-@pytest.fixture
-async def bench(fake, model_dir, redis) -> AsyncIterator[Bench]:
-    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, max_stored_bytes=100_000)
-    store = BatchStore(redis, "t")
-    service = generation_of(config, fake, ModelCatalog(fake.models, {"tiny": model_dir}))
-    async with running_router(config, surfaces_of(config, service, store)) as address:
-        clients = Clients(address)
-        yield Bench(clients, service, store)
-        await clients.close()
-
-
 async def test_a_batch_is_answered_line_by_line_good_and_bad_apart(bench, fake) -> None:
     batch = await bench.submit(CHAT, CHAT | {"temperature": 9}, CHAT | {"max_tokens": 2})
     assert (batch.status, batch.request_counts.total) == ("validating", 3)
@@ -111,6 +66,30 @@ async def test_a_batch_is_answered_line_by_line_good_and_bad_apart(bench, fake) 
     assert {request.context.priority for request in fake.requests} == {1000}
     assert [b.id async for b in bench.openai.batches.list()] == [batch.id]
     assert {f.purpose async for f in bench.openai.files.list()} == {"batch", "batch_output"}
+
+
+async def test_an_output_file_is_joined_a_part_at_a_time_and_its_answers_are_held_once(monkeypatch) -> None:
+    monkeypatch.setattr(batch_lane, "JOIN_BYTES", 100)
+    answers, turns = {n: b"%d" % n * 10 for n in range(50)}, 0
+    whole = b"".join(answer + b"\n" for answer in answers.values())
+
+    async def others() -> None:
+        nonlocal turns
+        while answers:
+            turns += 1
+            await asyncio.sleep(0)
+
+    joining = asyncio.create_task(batch_lane.joined(answers))
+    await others()
+    assert bytes(await joining) == whole
+    assert turns >= len(whole) // 200
+
+
+async def test_time_that_a_line_waits_in_the_queue_is_not_the_lines(bench, fake) -> None:
+    batch = await bench.submit(CHAT)
+    async with bench.lane().running():
+        await bench.ended(batch.id)
+    assert [request.context.can_wait for request in fake.requests] == [True]
 
 
 async def test_lines_of_a_batch_are_on_the_adapters_that_they_name(fake, model_dir, redis) -> None:
@@ -249,26 +228,6 @@ async def test_a_bad_file_fails_its_batch_before_anything_runs(bench, content, s
         await bench.openai.files.retrieve(file.id)
 
 
-async def test_bad_uploads_and_pages_are_refused_by_name(bench, router) -> None:
-    post = bench.http.post
-    for response, param in (
-        (await post("/v1/files", data={"purpose": "vision"}, files={"file": b"x"}), "purpose"),
-        (await post("/v1/files", data={"purpose": "batch"}), "file"),
-        (await post("/v1/files", content=b"x", headers={"content-type": "multipart/form-data"}), "file"),
-        (await bench.http.get("/v1/batches?limit=0"), "limit"),
-        (await post("/v1/batches", json={"input_file_id": "x", "endpoint": "/v1/edits"}), "endpoint"),
-    ):
-        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-    assert (await bench.http.get("/v1/batches/none")).status_code == 404
-    assert (await router.http.get("/v1/files")).status_code == 503
-
-
-async def test_a_store_out_of_reach_is_an_error_that_says_so() -> None:
-    store = BatchStore(connect("unix:///nowhere/redis.sock"), "t")
-    with pytest.raises(Unavailable, match="can't be reached"):
-        await store.jobs(ListPage())
-
-
 async def test_a_job_whose_input_is_gone_fails_and_says_so(bench) -> None:
     batch = await bench.submit(CHAT)
     await bench.openai.files.delete(batch.input_file_id)
@@ -354,67 +313,3 @@ async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, red
     assert (ended.status, [error["code"] for error in ended.errors]) == ("failed", ["unauthenticated"])
     assert 1 <= ended.completed < 20
     assert ended.output_file, "what was answered until then is there"
-
-
-async def test_what_was_kept_long_enough_is_forgotten_everywhere(redis) -> None:
-    store = BatchStore(redis, "t", kept_s=1)
-    await store.add_file(StoredFile("file-1", "", "x", "batch", 1, 1), b"x")
-    job = BatchJob("batch_1", "", "/v1/completions", "file-1", "24h", 1, 1)
-    await store.put(job, is_open=True)
-    async with asyncio.timeout(60):
-        while await redis.keys("*"):
-            await asyncio.sleep(0.05)
-    assert await store.file("file-1") is None
-    assert await store.job("batch_1") is None
-    assert (await store.files(ListPage()))[0] == (await store.jobs(ListPage()))[0] == await store.open_jobs() == []
-    assert await redis.keys("*") == []
-
-
-async def test_lists_are_paged_by_tenant_and_a_page_says_where_it_ends(redis) -> None:
-    store = BatchStore(redis, "t")
-    for number in range(7):
-        await store.add_file(StoredFile(f"file-{number}", f"tenant-{number % 2}", "x", "batch", 1, number), b"x")
-        await store.put(
-            BatchJob(f"batch-{number}", f"tenant-{number % 2}", "/", "f", "24h", number, 1), is_open=True
-        )
-    claim = await store.claim("batch-6", "one", 10)
-    await store.answer(claim, 0, b"{}", True)
-    files, more = await store.files(ListPage(None, limit=3))
-    assert ([f.id for f in files], more) == (["file-6", "file-5", "file-4"], True)
-    files, more = await store.files(ListPage("tenant-0", "file-4", 3))
-    assert ([f.id for f in files], more) == (["file-2", "file-0"], False)
-    await store.drop_file(files[0])
-    assert [f.id for f in (await store.files(ListPage("tenant-0")))[0]] == ["file-6", "file-4", "file-0"]
-    jobs, more = await store.jobs(ListPage("tenant-0", limit=2))
-    assert ([(j.id, j.completed) for j in jobs], more) == ([("batch-6", 1), ("batch-4", 0)], True)
-    with pytest.raises(InvalidRequest, match="not in the list"):
-        await store.jobs(ListPage("tenant-1", "batch-6"))
-
-
-async def test_a_client_pages_through_all_its_files(bench) -> None:
-    made = [await bench.openai.files.create(file=("a", b"x"), purpose="batch") for _ in range(5)]
-    assert {f.id async for f in bench.openai.files.list(limit=2)} == {f.id for f in made}
-
-
-async def test_the_stores_own_names_are_nobodys_ids(bench) -> None:
-    batch = await bench.submit(CHAT)
-    await bench.openai.batches.cancel(batch.id)
-    for name in ("all", "list:all", "list:of:", "list:open", f"{batch.id}:cancel", f"{batch.id}:owner"):
-        for path in (f"/v1/files/{name}", f"/v1/files/{name}/content", f"/v1/batches/{name}"):
-            assert (await bench.http.get(path)).status_code == 404, path
-        body = {"input_file_id": name, "endpoint": "/v1/completions", "completion_window": "24h"}
-        assert (await bench.http.post("/v1/batches", json=body)).status_code in (400, 404)
-
-
-async def test_a_tenants_files_are_bounded_and_what_is_deleted_or_over_makes_room(bench) -> None:
-    create = bench.openai.files.create
-    kept = await create(file=("a.jsonl", b"x" * 60_000), purpose="batch")
-    with pytest.raises(openai.RateLimitError, match=r"60000 bytes of files are kept.*max_stored_bytes"):
-        await create(file=("b.jsonl", b"x" * 40_001), purpose="batch")
-    await bench.openai.files.delete(kept.id)
-    assert (await create(file=("b.jsonl", b"x" * 60_000), purpose="batch")).bytes == 60_000
-    assert await bench.store.add_file(StoredFile("file-a", "a", "x", "batch", 9, 1), b"x" * 9, 10) is None
-    assert await bench.store.add_file(StoredFile("file-b", "a", "x", "batch", 2, 2), b"xx", 10) == 9
-    later = StoredFile("file-c", "a", "x", "batch", 2, 2 + KEPT_S)
-    assert await bench.store.add_file(later, b"xx", 10) is None, "the first file's time is over"
-    assert await bench.store.file("file-b") is None
