@@ -53,6 +53,7 @@ LIMITS = {STEP: 240.0, SERVED: 150.0, SHAPES: 120.0}  # seconds of a case; other
 CASE_S, START_S = 90.0, 60.0
 JOBS = 6  # tests at a time: each has a context on the card, and small work
 LEAST_S = 5.0
+OPS_THAT_HANG = 3  # whose tests may take their share of a plan's checks, before the next op has none
 MANY = 6  # cases of a part, of which none takes a large share of its time
 # Calls within a lease of fifteen minutes, starts of the machine included: parts in their order, and at most how
 # many seconds each takes. Checks are then the quick ones.
@@ -153,9 +154,13 @@ class Session:
 
         thorough = not (self._asked.rehearse or self._asked.plan)
         [listed] = self._cases("listing", [checks.listing(thorough)])
-        of_op = checks.grouped(checks.cases([row.name for row in listed.rows]))
+        share, whole = self._asked.shares.get(CHECKS, float("inf")), self._until
+        limit = min(checks.TEST_S, share / (2 * OPS_THAT_HANG))
+        of_op = checks.grouped(checks.cases([row.name for row in listed.rows], limit))
         for ops, cases in of_op.items():
+            self._until = min(whole, time.monotonic() + share / OPS_THAT_HANG)
             found = self._cases(f"{CHECKS}: {', '.join(ops)}", cases, self._asked.jobs)
+            self._until = whole
             for row in checks.rows_of(ops, found, checks.QUICK if self._asked.plan else CHECKS):
                 self._results.add(row)
 

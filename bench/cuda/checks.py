@@ -38,7 +38,7 @@ OF = {
     "ahead": ("step",),
     "long_chunks": ("step",),
     "rank_meetings": ("collective",),
-    **dict.fromkeys(("linear", "prefill", "dispatch", "by_row"), ("linear",)),
+    **dict.fromkeys(("linear", "prefill", "split", "dispatch", "by_row"), ("linear",)),
     "verify": ("paged_attention",),
     "branches_at_once": ("megakernel",),
     "paged_attention": ("paged_attention",),
@@ -107,18 +107,19 @@ def _pytest(arguments: list[str]) -> int:
     return int(import_module("pytest").main(arguments))
 
 
-def cases(tests: Iterable[str]) -> list[Case]:
+def cases(tests: Iterable[str], limit_s: float | None = None) -> list[Case]:
     """A case for each test, by the names that ``listing`` gave; then those that another number of multiprocessors
-    changes once more, for that number.
+    changes once more, for that number. None takes more than ``limit_s`` seconds (TEST_S).
     """
     names, other = list(tests), AS_SHIM if on_gpu.asked() else AS_CARD
     again = [test for test in names if _changes(test)]
-    return [_case(test, 0) for test in names] + [_case(test, other) for test in again]
+    limit = TEST_S if limit_s is None else limit_s
+    return [_case(test, 0, limit) for test in names] + [_case(test, other, limit) for test in again]
 
 
-def _case(test: str, processors: int) -> Case:
+def _case(test: str, processors: int, limit_s: float) -> Case:
     name = f"{test} as of {processors} processors" if processors else test
-    return Case("checks", name, partial(_tested, test, processors), TEST_S)
+    return Case("checks", name, partial(_tested, test, processors), limit_s)
 
 
 def _changes(test: str) -> bool:
@@ -132,7 +133,7 @@ def _changes(test: str) -> bool:
 @cache
 def by_processors() -> frozenset[str]:
     """Returns the ops that ask for the number of multiprocessors in their own files."""
-    asked = (op for op in build.ops() for path in build.source(op).parent.glob("*.cu*") if _asks(path.read_text()))
+    asked = (op for op in build.ops() for path in build.source(op).parent.rglob("*.cu*") if _asks(path.read_text()))
     return frozenset(asked)
 
 

@@ -24,6 +24,7 @@ from bench.cuda.rows import Row
 
 TAIL = 3000  # bytes of a failed child's output that are kept
 LEAST_S = 3.0  # seconds below which no case begins
+REAP_S = 10.0  # seconds that a killed child has to end; a driver may hold on to one whose kernel hangs
 
 
 class Case(NamedTuple):
@@ -87,8 +88,10 @@ class Child:
         os.killpg(self.pid, signal.SIGKILL)
 
     def end(self) -> Outcome:
-        """Waits for the child, which has closed its pipe or was killed; returns how it went."""
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        """Waits for the child, which has closed its pipe or was killed; returns how it went. One that is killed and
+        doesn't end is left alone.
+        """
+        status = self._status()
         self._take_rest()
         os.close(self.pipe)
         size = self._log.seek(0, os.SEEK_END)
@@ -100,6 +103,17 @@ class Child:
             said = said or (output.strip().splitlines() or [f"status {status}"])[-1][:300]
         kept = output if said or any(row.unit == "passed" and row.value == 0 for row in self._rows) else ""
         return Outcome(self.case, tuple(self._rows), time.monotonic() - self.began, said, kept)
+
+    def _status(self) -> int:
+        until = time.monotonic() + REAP_S if self._said else float("inf")
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG if self._said else 0)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() >= until:
+                self._said += f", and has not ended {REAP_S:.0f} s later"
+                return -signal.SIGKILL
+            time.sleep(0.02)
 
 
 def run(

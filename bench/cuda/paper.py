@@ -38,6 +38,7 @@ class Tile(NamedTuple):
 
 
 SKINNY, WIDE, MANY = Tile("skinny", 64, 32), Tile("wide", 128, 128), Tile("wgmma", 128, 256)
+MOST_PARTS = 8  # of K (linear/many/split.cuh)
 
 
 class Work(NamedTuple):
@@ -87,19 +88,40 @@ def product(name: str, n: int, k: int, m: int) -> Estimate:
     """Returns the estimate of ``m`` bf16 rows times a bf16 matrix (n, k), by the form that dispatch takes."""
     weights, rows, flops = 2.0 * n * k, 2.0 * m * k, 2.0 * m * n * k
     memory = weights + rows + 4.0 * m * n
-    tile = tile_of(n, m)
-    l2 = -(-m // tile.rows) * weights + -(-n // tile.outputs) * rows
+    tile, parts = tile_of(n, m), parts_of(n, m)
+    sums = 8.0 * parts * m * n if parts > 1 else 0.0  # written and read
+    l2 = -(-m // tile.rows) * weights + -(-n // tile.outputs) * rows + sums
     built = Work(memory, flops, l2, FLOPS if tile.form == "wgmma" else SYNC * FLOPS)
+    form = f"{tile.form} in {parts} parts" if parts > 1 else tile.form
     shared = -(-m // MANY.rows) * weights + -(-n // MANY.outputs) * rows
     planned = Work(memory, flops, shared / 2) if m > SKINNY.rows else None
-    return Estimate(name, f"M={m}, {tile.form}", Work(memory, flops), built, planned)
+    return Estimate(name, f"M={m}, {form}", Work(memory, flops), built, planned)
+
+
+def in_parts(n: int, m: int, int4: bool = False) -> bool:
+    """Returns whether dispatch splits a product of ``m`` rows and ``n`` outputs along K."""
+    return parts_of(n, m, WIDE, 0.5) > 1 if int4 else parts_of(n, m) > 1
+
+
+def parts_of(n: int, m: int, tile: Tile = MANY, full: float = 0.75, processors: int = PROCESSORS) -> int:
+    """Returns into how many parts along K dispatch splits a product of ``m`` rows and ``n`` outputs by ``tile``,
+    whose tiles are enough from ``full`` of the card on (linear/many/split.cuh: splits).
+    """
+    tiles, count = tile.blocks(n, m), MOST_PARTS
+    if m <= SKINNY.rows or tiles >= processors * full:
+        return 1
+    while count > 1 and not (tiles * count <= processors and tiles * count * 10 >= processors * 7):
+        count //= 2
+    return count
 
 
 def tile_of(n: int, m: int) -> Tile:
-    """Returns the tiles that dispatch takes for ``m`` rows and ``n`` outputs: linear/cuda.cu, fits_prefill."""
+    """Returns the tiles that dispatch takes for ``m`` bf16 rows and ``n`` outputs (linear/many/prefill.cuh:
+    prefill_parts; linear/cuda.cu: run).
+    """
     if m <= SKINNY.rows:
         return SKINNY
-    if MANY.blocks(n, m) * 4 >= PROCESSORS * 3:
+    if MANY.blocks(n, m) * 4 >= PROCESSORS * 3 or parts_of(n, m) > 1:
         return MANY
     return WIDE if WIDE.blocks(n, m) * 2 >= PROCESSORS else SKINNY
 
@@ -128,7 +150,7 @@ def prompt_attention(tokens: int, form: str = "wgmma") -> Estimate:
 
 def estimates() -> Iterator[Estimate]:
     """Yields the table's rows: one layer's ops, and the head."""
-    for m in (1, 64, 256, 2048):
+    for m in (1, 64, 128, 256, 2048):
         for name, (n, k) in MATRICES.items():
             yield product(name, n, k, m)
     yield product("head", VOCAB, HIDDEN, 64)

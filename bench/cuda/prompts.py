@@ -18,16 +18,18 @@ from bench.cuda.cases import Part, peer
 from bench.cuda.clock import Call, measure, variants
 from bench.cuda.extent import used
 from bench.cuda.ops import DeviceWeight, KvPool, Ops, item_table
+from bench.cuda.paper import in_parts
 from bench.cuda.right import NARROW, ROUNDED, judged
-from bench.cuda.rows import Ceilings, Row, rated
+from bench.cuda.rows import Ceilings, Row, rated, versus
 from bench.cuda.wanted import attention_error, product_error
 
 MFU = 0.6  # of bf16, as the issue asks of a prompt
+WITHOUT_PARTS = 1_000_000  # multiprocessors that no product's parts fill
 
 
 def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
-    """Measures products of more than 64 rows: by wgmma where it fills the device (linear/prefill.cuh), else by
-    mma.sync.
+    """Measures products of more than 64 rows: by wgmma where it fills the device (linear/many/prefill.cuh), else by
+    mma.sync; those that are split along K in one piece, too.
     """
     hidden, inner = used().shape.hidden, used().shape.inner
     for what, (n, k) in {"gate-up": (2 * inner, hidden), "down": (hidden, inner), "o": (hidden, hidden)}.items():
@@ -53,6 +55,10 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
                 name = f"{what} {kind} M={m}"
                 yield judged(rated("prompts", name, mine, 2.0 * m * n * k, "flops", top, goal), error, NARROW)
                 yield judged(peer(name, mine, "cuBLAS", partial(_alone, blas, xs[0]), "prompts"), error, NARROW)
+                if in_parts(n, m, kind.startswith("int4")):
+                    with ops.rehearsal.dispatching(WITHOUT_PARTS):
+                        whole = measure([ops.linear(weight, x, out) for x in xs])
+                    yield judged(versus("prompts", name, mine, "skinny, in one piece", whole), error, NARROW)
                 if what == "gate-up" and kind == "bf16":
                     yield from _gated(ops, packed, xs, plain, f"{what} with SwiGLU {kind} M={m}")
 

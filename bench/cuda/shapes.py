@@ -22,7 +22,7 @@ from bench.cuda import cases, clock
 from bench.cuda.clock import Call
 from bench.cuda.extent import used
 from bench.cuda.ops import PROMPT_QUERIES, DeviceWeight, KvPool, Ops, item_table
-from bench.cuda.paper import MANY
+from bench.cuda.paper import MANY, WIDE
 from bench.cuda.right import NARROW, ROUNDED, poison
 from bench.cuda.rows import Row
 from bench.cuda.wanted import attention_error, product_rows, rows_error
@@ -78,8 +78,12 @@ def ways(form: str, n: int, m: int) -> dict[str, int]:
     """
     if m <= 64:
         return {}
-    found = {"wide": 2 * MANY.blocks(n, m), "skinny": 1_000_000}
-    return found if form.startswith("int4") else {"prefill": 1, **found}
+    int4 = form.startswith("int4")
+    tiles = (WIDE if int4 else MANY).blocks(n, m)
+    found = {f"{count} parts": tiles * count + int4 for count in (8, 4, 2)}  # 128 x 128 tiles do with twice as many
+    if int4:
+        return {**found, "wide": tiles, "skinny": 1_000_000}
+    return {**found, "prefill": 1, "wide": max(3, -(-3 * tiles // 2)), "skinny": 1_000_000}
 
 
 def decodes(ops: Ops, dtype: str, group: int) -> Iterator[Row]:

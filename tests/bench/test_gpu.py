@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def test_a_case_that_crashes_hangs_or_raises_ends_alone_and_its_rows_are_kept(
     def seen(found: Row) -> None:
         late[0] += 100.0 if found.name == "begun" else 0.0
 
-    ahead = SimpleNamespace(monotonic=lambda: time.monotonic() + late[0])
+    ahead = SimpleNamespace(monotonic=lambda: time.monotonic() + late[0], sleep=time.sleep)
     monkeypatch.setattr(isolated, "time", ahead)
     cases = [
         Case("p", "crash", killed, 900), Case("p", "raise", broken, 900), Case("p", "hang", hangs, 100),
@@ -146,6 +147,46 @@ def test_a_case_that_crashes_hangs_or_raises_ends_alone_and_its_rows_are_kept(
     assert "illegal address" in found["raise"].output
     assert found["hang"].said.startswith("killed after")
     assert found["good"].said == found["good"].output == ""
+
+
+def test_a_killed_case_that_does_not_end_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver holds on to a process whose kernel hangs; here its signal doesn't arrive."""
+    left: list[int] = []
+    monkeypatch.setattr(isolated, "REAP_S", 0.1)
+    monkeypatch.setattr(isolated.os, "killpg", lambda pid, signal: left.append(pid))
+    try:
+        found = played(Case("p", "hang", hangs, 0.5), Case("p", "good", lambda: [row("a")], 60))
+    finally:
+        monkeypatch.undo()
+        for pid in left:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert re.fullmatch("killed after . s, and has not ended 0 s later", found["hang"].said)
+    assert [each.name for each in found["good"].rows] == ["a"]
+
+
+def test_checks_of_a_plan_leave_other_ops_time_where_one_ops_tests_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen = [0.0], dict[str, float]()
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setitem(gpu.PLANS, "first", {"checks": 90})
+    session = gpu.Session(gpu.arguments(["--plan", "first", "--out", str(tmp_path)]), Results(tmp_path, HERE), 95.0)
+    names = [f"{file}::x" for tests in checks.files().values() for file in tests]
+
+    def played_(part: str, given: list[Case], jobs: int = 1) -> list[Outcome]:
+        if part == "ceilings":
+            return [Outcome(given[0], tuple(Row(part=part, name=name, value=1.0) for name in "abc"), 0.0, "", "")]
+        if part == "listing":
+            return [Outcome(given[0], tuple(Row(part=part, name=name, value=1.0) for name in names), 0.0, "", "")]
+        seen[part] = session._until - now[0]
+        now[0] = session._until
+        assert all(case.limit_s == 15.0 for case in given)
+        return [Outcome(case, (), 0.0, "not run: the time was up", "") for case in given]
+
+    monkeypatch.setattr(session, "_cases", played_)
+    session.run()
+    assert [*seen.values()][:4] == [30.0, 30.0, 30.0, 0.0]
 
 
 def test_what_the_time_does_not_allow_is_said_and_nothing_of_it_begins() -> None:

@@ -20,7 +20,7 @@ from bench.cuda import checks, rows, shapes
 from bench.cuda.dry import TINY
 from bench.cuda.extent import ON_CARD, using
 from bench.cuda.isolated import Case, Outcome, run
-from bench.cuda.paper import MANY, WIDE
+from bench.cuda.paper import MANY, WIDE, parts_of
 from bench.cuda.results import is_wrong
 from bench.cuda.right import error_of, judged, off
 from bench.cuda.rows import Row
@@ -140,12 +140,19 @@ def test_a_test_runs_for_the_number_it_is_played_for_and_tells_what_it_launched(
     ("n", "m"), [(*shape[:1], m) for shape in ON_CARD.forms.products.values() for m in (65, 2048)]
 )
 def test_each_kernel_of_many_rows_has_a_number_of_multiprocessors(n: int, m: int) -> None:
-    """The conditions are those of ``fits_prefill`` and ``run`` (linear/cuda.cu)."""
+    """The conditions are those of ``prefill_parts`` and ``run`` (linear/cuda.cu)."""
     tiles, wide = MANY.blocks(n, m), WIDE.blocks(n, m)
     for form in shapes.FORMS:
+        int4 = form.startswith("int4")
         for way, count in shapes.ways(form, n, m).items():
-            prefill = tiles * 4 >= count * 3 and not form.startswith("int4")
-            assert way == ("prefill" if prefill else "wide" if wide * 2 >= count else "skinny")
+            parts = parts_of(n, m, WIDE, 0.5, count) if int4 else parts_of(n, m, processors=count)
+            taken = (
+                ("prefill", tiles * 4 >= count * 3 and not int4),
+                (f"{parts} parts", parts > 1),
+                ("wide", wide * 2 >= count),
+                ("skinny", True),
+            )
+            assert way == next(name for name, takes in taken if takes)
     assert shapes.ways("bf16", n, 64) == {}
 
 

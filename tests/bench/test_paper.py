@@ -23,7 +23,7 @@ def test_the_page_has_the_table_as_it_is_computed() -> None:
 
 
 def test_tiles_are_those_of_the_kernels() -> None:
-    own = constants("linear/form.cuh", "linear/wide.cuh", "linear/prefill.cuh")
+    own = constants("linear/form.cuh", "linear/many/wide.cuh", "linear/many/prefill.cuh")
     assert paper.SKINNY.outputs == own["PLACES"]
     assert (paper.WIDE.rows, paper.WIDE.outputs) == (own["WIDE_ROWS"], own["WIDE_GROUPS"] * own["PLACES"])
     assert (paper.MANY.rows, paper.MANY.outputs) == (own["PREFILL_ROWS"], own["PREFILL_GROUPS"] * own["PLACES"])
@@ -32,10 +32,17 @@ def test_tiles_are_those_of_the_kernels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "form"), [(4096, 64, "skinny"), (4096, 256, "skinny"), (6144, 256, "wide"), (28672, 256, "wgmma")]
-)
-def test_the_form_is_the_one_that_dispatch_takes_on_132_multiprocessors(n: int, m: int, form: str) -> None:
-    assert paper.tile_of(n, m).form == form
+    ("n", "m", "form", "parts"),
+    [
+        (4096, 64, "skinny", 1), (4096, 65, "wgmma", 8), (4096, 256, "wgmma", 4), (6144, 256, "wgmma", 2),
+        (28672, 256, "wgmma", 1), (512, 128, "skinny", 1), (4096, 640, "wide", 1),
+    ],
+)  # fmt: skip
+def test_the_form_is_the_one_that_dispatch_takes_on_132_multiprocessors(
+    n: int, m: int, form: str, parts: int
+) -> None:
+    """The kernels themselves: tests/kernels/cuda/test_split.py."""
+    assert (paper.tile_of(n, m).form, paper.parts_of(n, m)) == (form, parts)
 
 
 def test_the_card_is_the_data_sheets() -> None:

@@ -123,8 +123,7 @@ def prebuilt_name() -> str:
     """Returns the file name of a GPU library built on another machine, by the sources and the flags, whatever the
     compiler.
     """
-    kinds = ("cu", "cuh", "h")
-    found = sorted(path for kind in kinds for path in KERNELS.glob(f"*/*.{kind}"))
+    found = sorted({each for op in ops() for each in sources(source(op))})
     return f"baton-cuda-{cache_key(str(NVCC_FLAGS).encode(), *(path.read_bytes() for path in found))}.so"
 
 

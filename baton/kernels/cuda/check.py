@@ -25,7 +25,7 @@ from pathlib import Path
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, ledger, table
 from baton.kernels.cuda.library import LAUNCHES_ENV
-from baton.kernels.cuda.machine_code import disassembly, occupancy
+from baton.kernels.cuda.machine_code import disassembly, in_flight, occupancy
 
 SCHEDULES = "8"
 SUITES = "tests/kernels/cuda"
@@ -59,6 +59,7 @@ GATES: tuple[tuple[str, Callable[[], object], Callable[[], list[str]]], ...] = (
     ("registers, shared memory and spills are within the ledger", build.nvcc, costs),
     ("the machine code has the instructions meant", disassembly.cuobjdump, disassembly.check),
     ("as many blocks fit as are counted on", disassembly.cuobjdump, occupancy.check),
+    ("as many loads are under way together as are meant", disassembly.cuobjdump, in_flight.check),
     ("docs/cuda.md is current", build.nvcc, page),
 )
 

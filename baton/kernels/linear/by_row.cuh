@@ -3,7 +3,8 @@
 // of an output. Slices, their order and what becomes of their sum are skinny.cuh's. Knows nothing of libraries (library.cuh).
 #pragma once
 #include "prepare.cuh"
-#include "wide.cuh"
+#include "many/finish.cuh"
+#include "skinny.cuh"
 
 namespace baton {
 namespace {
@@ -129,8 +130,6 @@ int run_by_row(const Call& c, void* stream) {
   return BATON_LAUNCH_PDL((by_row<NT>), grid, dim3(THREADS), (RowRing<NT>::BYTES), stream, c);
 }
 
-constexpr int FINISHERS = 256;
-
 // A library's product in bf16, rows of `stride`, to the op's output: scaled, biased, with a gate silu(gate) x up. A block to a row and
 // 4 x FINISHERS of its columns.
 __global__ void __launch_bounds__(FINISHERS) finish_rows(const Call c, const bf16* product, int64_t stride) {
@@ -142,21 +141,7 @@ __global__ void __launch_bounds__(FINISHERS) finish_rows(const Call c, const bf1
   const bf16* from = product + row * stride + n;
   const float4 first = load4(from), second = c.inner ? load4(from + c.inner) : make_float4(0, 0, 0, 0);
   const float gates[4] = {first.x, first.y, first.z, first.w}, ups[4] = {second.x, second.y, second.z, second.w};
-  float x[4];
-#pragma unroll
-  for (int q = 0; q < 4; q++) {
-    const int64_t column = n + q < columns ? n + q : columns - 1;  // put_four leaves those behind the last one out
-    x[q] = finished(c, gates[q], row, column);
-#ifdef BATON_MUTATION_CUDA_LINEAR_ROW_GATE
-    if (c.inner) x[q] = x[q] * finished(c, ups[q], row, column + c.inner);
-#else
-    if (c.inner) x[q] = silu(x[q]) * finished(c, ups[q], row, column + c.inner);
-#endif
-  }
-  if (c.aligned && n + 4 <= columns && c.out_dtype == F32)  // as one store, which the compiler else takes apart
-    __stcg(reinterpret_cast<float4*>(static_cast<float*>(c.out) + row * c.out_stride + n), make_float4(x[0], x[1], x[2], x[3]));
-  else
-    put_four(c, row, n, columns, x);
+  finish_four(c, row, n, columns, gates, ups);
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 // linear on a GPU: one small kernel rounds the rows, one multiplies them by the CPU's panels on tensor cores. Knows nothing of
-// models. A row's bits don't depend on its batch: K is summed in eight slices, by its length alone, in all kernels. Of bf16 weights
-// that lie row by row, more than 64 rows may go to cuBLASLt, which has an order of its own.
+// models. Up to 64 rows, a row's bits don't depend on its batch: K is summed in eight slices, by its length alone, in all kernels. Of
+// more rows, a product that is split into two or four parts adds floats in another order; so does cuBLASLt, which bf16 weights
+// that lie row by row may go to.
+#include <algorithm>
+
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
 #include "by_row.cuh"
 #include "library.cuh"
-#include "prefill.cuh"
+#include "many/prefill.cuh"
+#include "many/wide.cuh"
 #include "prepare.cuh"
 #include "round.cuh"
 
@@ -59,13 +63,34 @@ int run_skinny(const Call& c, int columns, void* stream) {
   return BATON_LAUNCH_PDL((skinny<F, MODE, NT>), grid, dim3(THREADS), (Ring<F, MODE, NT>::BYTES), stream, c);
 }
 
-// The wide kernel from where it fills half the device.
+// Parts of sums to outputs.
+int run_add(const Call& c, const Parts& p, void* stream) {
+  const dim3 grid(unsigned(c.m), unsigned(parts(c.inner ? c.inner : c.w.n, FINISHERS * 4)));
+  if (p.count == 2) return BATON_LAUNCH_PDL(add_parts<2>, grid, dim3(FINISHERS), 0, stream, c, p);
+  if (p.count == 4) return BATON_LAUNCH_PDL(add_parts<4>, grid, dim3(FINISHERS), 0, stream, c, p);
+  return BATON_LAUNCH_PDL(add_parts<8>, grid, dim3(FINISHERS), 0, stream, c, p);
+}
+
+template <int F, int MODE>
+int run_wide(const Call& c, int high, int across, int count, void* stream) {
+  using S = Stages<F, MODE>;
+  Parts p{};
+  if (count > 1) p = parts_of(c, count, slices_of(c) / count * c.slice / S::INPUTS, !S::TOTALS, Tile<F, MODE, 1>::UNIT, stream);
+  if (count > 1 && !p.at) return 2;  // cudaErrorMemoryAllocation
+  const dim3 grid{unsigned(high), unsigned(across), unsigned(count)};
+  const int wrong = BATON_LAUNCH_PDL((wide<F, MODE>), grid, dim3(THREADS), S::BYTES, stream, c, p);
+  return wrong || count == 1 ? wrong : run_add(c, p, stream);
+}
+
+// The wide kernel from where it fills half the device, or splits to do so.
 template <int F, int MODE>
 int run(const Call& c, void* stream) {
   const int columns = parts(c.inner ? c.inner : c.w.n, c.inner ? PLACES / 2 : PLACES);
   const int high = parts(c.m, WIDE_ROWS), across = parts(columns, WIDE_GROUPS);
-  if (c.m > 64 && int64_t(high) * across * 2 >= processors())
-    return BATON_LAUNCH_PDL((wide<F, MODE>), dim3(unsigned(high), unsigned(across)), dim3(THREADS), (Stages<F, MODE>::BYTES), stream, c);
+  const int64_t tiles = int64_t(high) * across;
+  if (c.m > 64 && tiles * 2 >= processors()) return run_wide<F, MODE>(c, high, across, 1, stream);
+  const int count = c.m > 64 ? splits(c, tiles, Stages<F, MODE>::INPUTS) : 1;
+  if (count > 1) return run_wide<F, MODE>(c, high, across, count, stream);
   if (c.m <= 8) return run_skinny<F, MODE, 1>(c, columns, stream);
   if (c.m <= 16) return run_skinny<F, MODE, 2>(c, columns, stream);
   if (c.m <= 32) return run_skinny<F, MODE, 4>(c, columns, stream);
@@ -131,10 +156,18 @@ int multiply_by_row(Call& c, const Input& in, void* stream) {
 #endif
 
 template <int F, int R>
-int many(Call& c, const Input& in, void* stream) {
-  const Image image = image_of(c);
-  const int wrong = round_to<R>(c, in, stream, image);
-  return wrong ? wrong : run_prefill<F>(c, image, stream);
+int many(Call& c, const Input& in, int count, void* stream) {
+  constexpr bool totals = Consumer<F>::TOTALS;
+  const Image image = image_of(c, count);
+  int wrong = round_to<R>(c, in, stream, image);
+  if (wrong) return wrong;
+  Parts p{};
+  p.stages = image.stages_of_all() / count;
+  if (count > 1) p = parts_of(c, count, p.stages, !totals, 1, stream);
+  if (count > 1 && !p.at) return 2;  // cudaErrorMemoryAllocation
+  const dim3 grid = prefill_grid(c, count);
+  wrong = BATON_LAUNCH_PDL((prefill<F>), grid, dim3(PREFILL_THREADS), Rings::bytes(totals), stream, Prefill{c, image, p, F == FORM_W8 ? 0x80808080u : 0});
+  return wrong || count == 1 ? wrong : run_add(c, p, stream);
 }
 
 template <int F>
@@ -156,7 +189,8 @@ int multiply_rounded(const Call&, void*) { return int(cudaErrorInvalidValue); }
 #elif defined(BATON_MUTATION_CUDA_LINEAR_MANY)
 // A build for planted bugs has bf16 and many rows alone.
 int multiply(Call& c, const Input& in, bool, void* stream) {
-  return c.w.kind == LINEAR_BF16 ? many<FORM_BF16, TO_BF16>(c, in, stream) : int(cudaErrorInvalidValue);
+  if (c.w.kind != LINEAR_BF16) return int(cudaErrorInvalidValue);
+  return many<FORM_BF16, TO_BF16>(c, in, std::max(prefill_parts(c), 1), stream);
 }
 
 int multiply_rounded(const Call&, void*) { return int(cudaErrorInvalidValue); }
@@ -172,9 +206,9 @@ int multiply_rounded(const Call& c, void* stream) {
 
 int multiply(Call& c, const Input& in, bool wide_rows, void* stream) {
   int wrong = 0;
-  if (!wide_rows && fits_prefill(c)) {
-    if (c.w.kind == LINEAR_BF16) return many<FORM_BF16, TO_BF16>(c, in, stream);
-    return c.w.kind == LINEAR_W8 ? many<FORM_W8, TO_INT8>(c, in, stream) : many<FORM_FP8, TO_E4M3>(c, in, stream);
+  if (const int count = wide_rows ? 0 : prefill_parts(c)) {
+    if (c.w.kind == LINEAR_BF16) return many<FORM_BF16, TO_BF16>(c, in, count, stream);
+    return c.w.kind == LINEAR_W8 ? many<FORM_W8, TO_INT8>(c, in, count, stream) : many<FORM_FP8, TO_E4M3>(c, in, count, stream);
   }
   if (c.w.kind == LINEAR_BF16) {
     wrong = take_bf16(c, in, stream);

@@ -18,7 +18,7 @@ import pytest
 
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, check, ledger, table
-from baton.kernels.cuda.machine_code import disassembly, occupancy
+from baton.kernels.cuda.machine_code import disassembly, in_flight, occupancy
 from baton.kernels.cuda.names import short
 from tests.kernels.thorough import first_now
 
@@ -120,6 +120,32 @@ def test_blocks_that_do_not_fit_are_said_by_what_they_take() -> None:
     assert occupancy.lacking(wanted, {"attend<1>": cost}, {"attend<1>": 128}) == [
         "3 blocks of attend<1> fit on a multiprocessor, and 4 are counted on", "no kernel is named gone",
     ]  # fmt: skip
+
+
+LOADS = """
+		Function : _Z4onlyPf
+        /*0a90*/              @!P2 LDG.E.128.CONSTANT R204, desc[UR12][R12.64] ;         /* 0x0000000c0ccc2981 */
+        /*0ac0*/               @P3 LDG.E.128 R4, desc[UR12][R14.64+0x400] ;              /* 0x0004000c0e041981 */
+        /*0ad0*/                   IADD3 R9, R8, 0x4, RZ ;                               /* 0x0000000408097810 */
+        /*0ae0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                       /* 0x000080000000791f */
+        /*0af0*/                   LOP3.LUT R158, R206, UR15, RZ, 0x3c, !PT ;            /* 0x0000000f069e7c12 */
+        /*0b00*/                   LDG.E.64 R16, desc[UR12][R4.64] ;                     /* 0x0000000c04107981 */
+        /*0b10*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                       /* 0x000080000000791f */
+"""
+
+
+def test_loads_are_under_way_until_one_of_their_registers_is_named() -> None:
+    code = in_flight.instructions(LOADS)
+    assert [each.mnemonic for each in code["only"]][:3] == ["LDG.E.128.CONSTANT", "LDG.E.128", "IADD3"]
+    assert list(in_flight.under_way(code["only"], r"LDG\.E.*")) == [1, 2, 1]  # the third's address is the second's
+    assert list(in_flight.under_way(code["only"], r"LDG\.E.*", r"WARPGROUP.*")) == [2, 1]
+    need: dict[str, in_flight.Wanted] = {
+        "o*": {"loads": r"LDG\.E.*", "least": 2},
+        "gone": {"loads": "", "least": 1},
+    }
+    assert in_flight.lacking(need, code) == ["no kernel is named gone"]
+    need = {"only": {"loads": r"LDG\.E.*", "least": 2, "before": r"WARPGROUP.*"}}
+    assert in_flight.lacking(need, code) == ["only has 1 loads under way together, and 2 are meant"]
 
 
 @pytest.mark.parametrize("op", first_now(list(ASKED)))

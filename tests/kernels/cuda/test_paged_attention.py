@@ -39,6 +39,14 @@ def test_wide_heads_of_fp8_are_too() -> None:
     suite.attention_is_the_oracles(library(), "fp8_e4m3", (2, 1, 256))
 
 
+def test_a_launch_with_more_shared_memory_than_48_kib_that_does_not_opt_in_is_refused() -> None:
+    """Heads of 256 numbers take 43 KiB of dynamic memory beside 8 KiB of static."""
+    checked = library("-DBATON_MUTATION_CUDA_OPT_IN")
+    suite.attention_is_the_oracles(checked, "bfloat16", (8, 2, 128))
+    with pytest.raises(shim.SimtError, match="without opting in a launch has 49152"):
+        suite.attention_is_the_oracles(checked, "bfloat16", (2, 1, 256))
+
+
 @pytest.mark.parametrize("window", [1, 37, 300])
 @pytest.mark.parametrize("dtype", first_now(DTYPES))
 def test_a_window_hides_what_is_older(dtype: str, window: int) -> None:

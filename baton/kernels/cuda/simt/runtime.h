@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../opt_in.h"
 #include "simt.h"
 
 namespace baton::simt {
@@ -63,7 +64,7 @@ struct Block {
 struct Launch {
   const char* name = "";
   dim3 grid, block;
-  size_t shared = 0;
+  size_t shared = 0, opt_in_from = 0;  // with more dynamic memory than that, it has opted in to all there is
   void (*body)(void*) = nullptr;
   void* arguments = nullptr;
   std::vector<Block> blocks;  // resident

@@ -5,10 +5,11 @@
 //
 // Rows are B, in shared memory. cuda.cu's rounding writes them as an image of what a block's ring holds: [tile of 128 rows][stage]
 // [row][128 bytes], the eight chunks of 16 bytes in a row swapped as the 128-byte swizzle has them; so a stage is one bulk copy.
-// K is summed by the same slices as in skinny.cuh: a slice begins a stage, and zeros fill its last one.
+// K is summed by the same slices as in skinny.cuh: a slice begins a stage, and zeros fill its last one. Split along K (split.cuh), a
+// block has a part of the slices.
 #pragma once
-#include "../cuda/hopper.cuh"
-#include "wide.cuh"
+#include "../../cuda/hopper.cuh"
+#include "split.cuh"
 
 namespace baton {
 namespace {
@@ -27,6 +28,10 @@ struct Image {
 struct Prefill {
   Call c;
   Image image;
+  Parts parts;
+  uint32_t flip;  // of a weight's bits: what is stored as value + 128
+
+  __device__ __forceinline__ int first() const { return int(blockIdx.z) * parts.stages; }  // of the block's stages
 };
 
 #ifdef BATON_MUTATION_CUDA_LINEAR_PREFILL_ARRIVALS
@@ -56,9 +61,11 @@ __device__ __forceinline__ int64_t place_of(const Image& image, int64_t row, int
   return (tile * PREFILL_ROWS + line) * LINE_BYTES + swizzled(line, byte / 16 * 16) + byte % 16;
 }
 
-template <int F>
+// A stage's weights of the lane's four outputs, as they lie in the panel: product p takes words 2 p and 2 p + 1. They become wgmma's
+// registers, which are others, once the stage is waited for: so all of a stage's loads are under way together, while the stage
+// before is multiplied.
 struct Weights {
-  uint4 words[2 * PRODUCTS];  // of the lane's four outputs: product p takes 2 p and 2 p + 1
+  uint4 words[2 * PRODUCTS];
 
   // `steps`: that the slice has from `chunks` on.
   __device__ __forceinline__ void load(const char* chunks, int steps) {
@@ -66,10 +73,6 @@ struct Weights {
 #pragma unroll
     for (int i = 0; i < 2 * PRODUCTS; i++)
       words[i] = 4 * i + t < steps ? __ldg(reinterpret_cast<const uint4*>(chunks + i * 1024)) : make_uint4(0, 0, 0, 0);
-    if constexpr (F == FORM_W8)
-#pragma unroll
-      for (int i = 0; i < 2 * PRODUCTS; i++)
-        if (4 * i + t < steps) words[i].x ^= 0x80808080u, words[i].y ^= 0x80808080u, words[i].z ^= 0x80808080u, words[i].w ^= 0x80808080u;
   }
 };
 
@@ -103,10 +106,10 @@ struct Rings {
 template <int F>
 __device__ __forceinline__ void fetch(const Prefill& p, const Rings& ring, int64_t first_group, int tile) {
   const Call& c = p.c;
-  const int count = p.image.stages_of_all(), slice_steps = p.image.slice * STAGE_STEPS / (LINE_BYTES / (F == FORM_BF16 ? 2 : 1));
-  for (int i = 0; i < count; i++) {
-    const int slot = i % PREFILL_STAGES;
-    const int step = i / p.image.stages * slice_steps + i % p.image.stages * STAGE_STEPS;
+  const int all = p.image.stages_of_all(), slice_steps = p.image.slice * STAGE_STEPS / (LINE_BYTES / (F == FORM_BF16 ? 2 : 1));
+  for (int i = 0; i < p.parts.stages; i++) {
+    const int slot = i % PREFILL_STAGES, stage = p.first() + i;
+    const int step = stage / p.image.stages * slice_steps + stage % p.image.stages * STAGE_STEPS;
     const int left = min(panel_steps<F>(c) - step, STAGE_STEPS);
     for (int panel = 0; panel < PREFILL_GROUPS / 2 && left > 0; panel++) {
       const int64_t group = first_group + (c.inner ? panel % 2 * 4 : panel * 2);
@@ -121,7 +124,7 @@ __device__ __forceinline__ void fetch(const Prefill& p, const Rings& ring, int64
 #endif
     if (i >= PREFILL_STAGES) mbarrier_wait(ring.empty + slot, parity);
     mbarrier_arrive_expect(ring.full + slot, STAGE_BYTES);
-    bulk_copy(ring.stages + slot * STAGE_BYTES, c.x + (int64_t(tile) * count + i) * STAGE_BYTES, STAGE_BYTES, ring.full + slot);
+    bulk_copy(ring.stages + slot * STAGE_BYTES, c.x + (int64_t(tile) * all + stage) * STAGE_BYTES, STAGE_BYTES, ring.full + slot);
   }
 }
 
@@ -145,29 +148,42 @@ struct Consumer {
     steps = panel_steps<F>(p.c);
   }
 
-  __device__ __forceinline__ void load(Weights<F>& w, int stage) const {
+  // Of the block's stage `number`.
+  __device__ __forceinline__ void load(Weights& w, int number) const {
+#ifdef BATON_MUTATION_CUDA_LINEAR_SPLIT_BEGIN
+    const int stage = number;
+#else
+    const int stage = p.first() + number;
+#endif
     const int slice = stage / p.image.stages, within = stage % p.image.stages * STAGE_STEPS, from = slice * slice_steps + within;
     w.load(chunks + int64_t(from) * 256, mine ? min(slice_steps - within, steps - from) : 0);
   }
 
   // Of a stage, and the next one's weights meanwhile.
-  __device__ __forceinline__ void multiply(int stage, Weights<F>& w, Weights<F>& next) {
+  __device__ __forceinline__ void multiply(int stage, Weights& w) {
     const int slot = stage % PREFILL_STAGES;
 #ifndef BATON_MUTATION_CUDA_LINEAR_PREFILL_WAIT
     mbarrier_wait(ring.full + slot, stage / PREFILL_STAGES & 1);
 #endif
     const uint64_t rows = swizzled_matrix(shared_address(ring.stages + slot * STAGE_BYTES), EIGHT_ROWS);
-    const bool begins = stage % p.image.stages == 0;
+    const bool begins = TOTALS ? stage % p.image.stages == 0 : stage == 0;
+    uint32_t a[PRODUCTS][2][4];  // of outputs 0 and 1, 2 and 3
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; i++) {
+      const uint4 &one = w.words[2 * i], &two = w.words[2 * i + 1];
+      a[i][0][0] = one.x ^ p.flip, a[i][0][1] = one.y ^ p.flip, a[i][0][2] = two.x ^ p.flip, a[i][0][3] = two.y ^ p.flip;
+      a[i][1][0] = one.z ^ p.flip, a[i][1][1] = one.w ^ p.flip, a[i][1][2] = two.z ^ p.flip, a[i][1][3] = two.w ^ p.flip;
+    }
     wgmma_hold(low), wgmma_hold(high);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < PRODUCTS; i++) {
-      const uint4 &a = w.words[2 * i], &b = w.words[2 * i + 1];
-      multiply_async<F>(low, a.x, a.y, b.x, b.y, rows + 2 * i, !begins || i);
-      multiply_async<F>(high, a.z, a.w, b.z, b.w, rows + 2 * i, !begins || i);
+      const uint32_t(&x)[4] = a[i][0], (&y)[4] = a[i][1];
+      multiply_async<F>(low, x[0], x[1], x[2], x[3], rows + 2 * i, !begins || i);
+      multiply_async<F>(high, y[0], y[1], y[2], y[3], rows + 2 * i, !begins || i);
     }
     wgmma_commit();
-    if (stage + 1 < p.image.stages_of_all()) load(next, stage + 1);
+    if (stage + 1 < p.parts.stages) load(w, stage + 1);
 #ifdef BATON_MUTATION_CUDA_LINEAR_PREFILL_EMPTY
     if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty + slot);
 #endif
@@ -196,10 +212,17 @@ struct Consumer {
 #pragma unroll
     for (int h = 0; h < 32; h++) {
       const int row = first_row + h / 2 * 8 + lane % 4 * 2 + h % 2;
-      write_four(c, g, row, n, [&](int q) {
+      const auto sum = [&](int q) {
         const int i = h / 2 * 4 + q % 2 * 2 + h % 2;
-        return TOTALS ? *total(i + q / 2 * 64) : float(q < 2 ? low[i] : high[i]);
-      });
+        if constexpr (TOTALS)
+          return *total(i + q / 2 * 64);
+        else
+          return q < 2 ? low[i] : high[i];
+      };
+      if (p.parts.at)
+        leave_four(p.parts, c, row, n, [&](int q) { return TOTALS ? float(sum(q)) : __int_as_float(int(sum(q))); });
+      else
+        write_four(c, g, row, n, [&](int q) { return float(sum(q)); });
     }
   }
 };
@@ -222,38 +245,37 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1) prefill(const Prefill p) {
   }
   take_registers<PRODUCT_REGISTERS>();
   Consumer<F> mine(p, ring, first_group + warp);
-  Weights<F> even, odd;
-  mine.load(even, 0);
+  Weights weights;
+  mine.load(weights, 0);
   grid_wait();
   grid_launch_next();
-  const int count = p.image.stages_of_all();
-  for (int stage = 0; stage < count; stage += 2) {
-    mine.multiply(stage, even, odd);
-    if (stage + 1 < count) mine.multiply(stage + 1, odd, even);
-  }
+  for (int stage = 0; stage < p.parts.stages; stage++) mine.multiply(stage, weights);
   if (mine.mine) mine.write(first_group + warp, int(blockIdx.x) * PREFILL_ROWS);
 }
 
-// Whether rows are many enough to fill three quarters of the device, and the weights are of a form that it multiplies.
-inline bool fits_prefill(const Call& c) {
+inline dim3 prefill_grid(const Call& c, int count) {
+  const int64_t width = PREFILL_GROUPS * (c.inner ? PLACES / 2 : PLACES), outputs = c.inner ? c.inner : c.w.n;
+  return dim3(unsigned((c.m + PREFILL_ROWS - 1) / PREFILL_ROWS), unsigned((outputs + width - 1) / width), unsigned(count));
+}
+
+// Into how many parts K falls: 1 where the tiles of all rows fill three quarters of the device. 0: rows are too few, or of a form
+// that it doesn't multiply.
+inline int prefill_parts(const Call& c) {
   const bool known = c.w.kind == LINEAR_BF16 || c.w.kind == LINEAR_W8 || c.w.kind == LINEAR_E4M3;
-  if (!known || c.w.group || c.m <= 64) return false;
-  const int64_t width = PREFILL_GROUPS * (c.inner ? PLACES / 2 : PLACES), outputs = c.inner ? c.inner : c.w.n;
-  const int64_t tiles = (c.m + PREFILL_ROWS - 1) / PREFILL_ROWS * ((outputs + width - 1) / width);
-  return tiles * 4 >= processors() * 3;
+  if (!known || c.w.group || c.m <= 64) return 0;
+  const dim3 grid = prefill_grid(c, 1);
+  const int64_t tiles = int64_t(grid.x) * grid.y;
+  if (tiles * 4 >= processors() * 3) return 1;
+  const int count = splits(c, tiles, 1);
+  return count > 1 ? count : 0;
 }
 
-inline Image image_of(const Call& c) {
+// Of rows for a product in `count` parts.
+inline Image image_of(const Call& c, int count) {
   const int per_line = LINE_BYTES / (c.w.kind == LINEAR_BF16 ? 2 : 1);
-  const int slice = c.w.kind == LINEAR_W8 ? (c.padded + 31) / 32 * 32 : c.slice;  // integers are exact in one
+  const int whole = count > 1 ? slices_of(c) / count * c.slice : (c.padded + 31) / 32 * 32;
+  const int slice = c.w.kind == LINEAR_W8 ? whole : c.slice;  // integers are exact in one
   return {slice, (c.padded + slice - 1) / slice, (slice + per_line - 1) / per_line};
-}
-
-template <int F>
-int run_prefill(const Call& c, const Image& image, void* stream) {
-  const int64_t width = PREFILL_GROUPS * (c.inner ? PLACES / 2 : PLACES), outputs = c.inner ? c.inner : c.w.n;
-  const dim3 grid(unsigned((c.m + PREFILL_ROWS - 1) / PREFILL_ROWS), unsigned((outputs + width - 1) / width));
-  return BATON_LAUNCH_PDL((prefill<F>), grid, dim3(PREFILL_THREADS), Rings::bytes(Consumer<F>::TOTALS), stream, Prefill{c, image});
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Many rows: 128 rows by 128 outputs a block, through stages of two blocks of K that all warps share. A warp has 64 rows by
-// 32 outputs. K is summed by the same slices as in skinny.cuh, one after the other: the same bits.
+// 32 outputs. K is summed by the same slices as in skinny.cuh, one after the other: the same bits. Split along K (split.cuh), a block
+// has a part of the slices.
 #pragma once
-#include "skinny.cuh"
+#include "../skinny.cuh"
+#include "split.cuh"
 
 namespace baton {
 namespace {
@@ -20,18 +22,22 @@ struct Stages {
   static constexpr bool TOTALS = !Total<F, MODE>::exact;
   static constexpr size_t BYTES = size_t(STAGES) * STAGE + (TOTALS ? WIDE_NT * 8 * THREADS * 4 : 0);
 
+  static constexpr int INPUTS = BLOCKS * T::INPUTS;  // of a stage
+
   const Call& c;
   char* memory;
   int64_t first_group;
   int first_row, part, parts, blocks;  // parts: of a block, of `part` inputs each
+  int first, last;                     // stages, from the first one up to the last
   Groups loaded;
   const char* chunks;                     // of this thread, in the first step
   const fp16 *group_scales, *group_mins;  // of the threads that copy them
 
-  __device__ Stages(const Call& call, char* at)
+  __device__ Stages(const Call& call, const Parts& p, char* at)
       : c(call), memory(at), first_group(int64_t(blockIdx.y) * WIDE_GROUPS), first_row(blockIdx.x * WIDE_ROWS),
         part(MODE == ANY && c.w.group % 32 ? 16 : 32), parts(part == 16 ? 2 : 1),
-        blocks((c.padded + T::INPUTS - 1) / T::INPUTS), loaded(c, part, 0) {
+        blocks((c.padded + T::INPUTS - 1) / T::INPUTS), first(int(blockIdx.z) * p.stages), last(p.at ? min(first + p.stages, count()) : count()),
+        loaded(c, part, first * INPUTS) {
     const int chunk = threadIdx.x % CHUNKS;
     chunks = chunks_of<F>(c, c.output(first_group + chunk / 8, chunk % 8 * 4));
     const int64_t group = groups_of(c, c.output(first_group + threadIdx.x / 4, threadIdx.x % 4 * 8));
@@ -50,6 +56,7 @@ struct Stages {
   }
 
   __device__ __forceinline__ void load_weights(int stage) {
+    if (stage >= last) return;
     const int steps = panel_steps<F>(c);
 #pragma unroll
     for (int i = threadIdx.x; i < STEPS * CHUNKS; i += THREADS) {
@@ -68,6 +75,7 @@ struct Stages {
   }
 
   __device__ __forceinline__ void load_rows(int stage) {
+    if (stage >= last) return;
 #pragma unroll
     for (int i = threadIdx.x; i < WIDE_ROWS * LINE / 16; i += THREADS) {
       const int r = i / (LINE / 16), at = i % (LINE / 16) * 16, byte = stage * LINE + at;
@@ -123,73 +131,46 @@ __device__ __forceinline__ void multiply(const Stages<F, MODE>& s, int stage, Ti
   }
 }
 
-// Four neighbouring columns of a row.
-__device__ __forceinline__ void put_four(const Call& c, int row, int64_t column, int64_t columns, const float x[4]) {
-  if (!c.aligned || column + 4 > columns) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (column + i < columns) put(c, row, column + i, x[i]);
-    return;
-  }
-  const int64_t at = row * c.out_stride + column;
-  if (c.out_dtype == BF16)
-    store4(static_cast<bf16*>(c.out) + at, make_float4(x[0], x[1], x[2], x[3]));
-  else
-    store4(static_cast<float*>(c.out) + at, make_float4(x[0], x[1], x[2], x[3]));
-}
-
-// A lane's outputs n … n + 3 of a row to their place: sum(q), scaled and biased, with a gate silu(gate) x up. Lanes 4 g … 4 g + 3
-// have one n. All of the warp come, also those whose row or outputs aren't there.
-template <class Sum>
-__device__ __forceinline__ void write_four(const Call& c, int g, int row, int64_t n, Sum sum) {
-  float x[4];
-#pragma unroll
-  for (int q = 0; q < 4; q++) x[q] = row < c.m && n + q < c.w.n ? finished(c, sum(q), row, n + q) : 0;
-  if (!c.inner) {
-    if (row < c.m && n < c.w.n) put_four(c, row, n, c.w.n, x);
-    return;
-  }
-#pragma unroll
-  for (int q = 0; q < 4; q++) {
-    const float up = __shfl_xor_sync(ALL_LANES, x[q], 16);  // places 16 … 31 are the upper lanes'
-    x[q] = silu(x[q]) * up;
-  }
-  if (g < 4 && row < c.m && n < c.inner) put_four(c, row, n, c.inner, x);
-}
-
 template <int F, int MODE>
-__device__ __forceinline__ void write_wide(const Stages<F, MODE>& s, const Tile<F, MODE, WIDE_NT>& tile, const float* totals) {
+__device__ __forceinline__ void write_wide(const Stages<F, MODE>& s, const Parts& p, const Tile<F, MODE, WIDE_NT>& tile, const float* totals) {
   const Call& c = s.c;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
   const int64_t n = c.output(s.first_group + warp % WIDE_GROUPS, 4 * g);
 #pragma unroll
   for (int h = 0; h < 2 * WIDE_NT; h++) {
     const int row = s.first_row + warp / WIDE_GROUPS * WIDE_NT * 8 + h / 2 * 8 + lane % 4 * 2 + h % 2;
+    const auto sum = [&](int q) {
+      return Stages<F, MODE>::TOTALS ? totals[((h / 2 * 4 + q) * 2 + h % 2) * THREADS + threadIdx.x] : tile.value(h / 2, q, h % 2);
+    };
+    if (p.at) {
+      leave_four(p, c, row, n, sum);
+      continue;
+    }
     write_four(c, g, row, n, [&](int q) {
       Total<F, MODE> total;
       if (Stages<F, MODE>::TOTALS)
-        total.sum = totals[((h / 2 * 4 + q) * 2 + h % 2) * THREADS + threadIdx.x];
+        total.sum = sum(q);
       else
-        total.add(tile.value(h / 2, q, h % 2));
+        total.add(sum(q));
       return total.get();
     });
   }
 }
 
 template <int F, int MODE>
-__global__ void __launch_bounds__(THREADS, 1) wide(const Call c) {
+__global__ void __launch_bounds__(THREADS, 1) wide(const Call c, const Parts p) {
   using S = Stages<F, MODE>;
   BATON_SHARED(char, memory);
-  S stages(c, memory);
-  Groups done(c, stages.part, 0);
+  S stages(c, p, memory);
+  Groups done(c, stages.part, stages.first * S::INPUTS);
   float* totals = reinterpret_cast<float*>(memory + S::STAGES * S::STAGE);
 #pragma unroll
-  for (int s = 0; s < S::STAGES - 1; s++) stages.load_weights(s);
+  for (int s = 0; s < S::STAGES - 1; s++) stages.load_weights(stages.first + s);
   grid_wait();
   grid_launch_next();
 #pragma unroll
   for (int s = 0; s < S::STAGES - 1; s++) {
-    stages.load_rows(s);
+    stages.load_rows(stages.first + s);
     cp_async_commit();
   }
   Tile<F, MODE, WIDE_NT> tile;
@@ -201,8 +182,7 @@ __global__ void __launch_bounds__(THREADS, 1) wide(const Call c) {
   const bool idle = !c.covers(stages.first_group + warp % WIDE_GROUPS) ||
                     stages.first_row + warp / WIDE_GROUPS * WIDE_NT * 8 >= c.m;  // it only copies
   int left = c.slice;
-  const int count = stages.count();
-  for (int s = 0; s < count; s++) {
+  for (int s = stages.first; s < stages.last; s++) {
     cp_async_wait<S::STAGES - 2>();
 #ifndef BATON_MUTATION_CUDA_LINEAR_STAGE
     __syncthreads();
@@ -213,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, 1) wide(const Call c) {
     if (!idle) multiply<F, MODE>(stages, s, tile, done, left, totals);
   }
   cp_async_wait<0>();
-  if (!idle) write_wide<F, MODE>(stages, tile, totals);
+  if (!idle) write_wide<F, MODE>(stages, p, tile, totals);
 }
 
 }  // namespace
