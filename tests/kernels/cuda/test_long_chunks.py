@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.engine.backends.cuda import trial as trials
-from baton.engine.backends.cuda.runner import CudaRunner
+from baton.engine.backends.cuda.runner import BY_GRAPH, CudaRunner
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.kernels.abi import native
@@ -92,3 +92,22 @@ def test_the_trial_of_a_card_has_a_long_chunk(device: CudaLibrary) -> None:
 def test_a_chunk_that_nobody_attends_to_is_noticed() -> None:
     off, _ = ran(simt(("-DBATON_MUTATION_CUDA_STEP_LONG",)), plan_of(140, 63, 64, 1))
     assert not off < trials.STATES
+
+
+def test_a_captured_chunk_has_products_in_parts_and_the_bits_of_its_launches(device: CudaLibrary) -> None:
+    """Memory for parts is there before a capture begins. A tile's slices of K are as many as the processors."""
+    program = trials.one_layer(model())
+    spec, weights = trials.spec_of(program, "bfloat16"), trials.random_weights(program, torch.bfloat16, 3)
+    cpu, gpu = NativeRunner(spec, program, weights), CudaRunner(spec, program, weights, device)
+    gpu.how, plan = BY_GRAPH, plan_of(100)
+    for runner in (cpu, gpu):
+        runner.bind(memoryview(bytearray(PAGES * spec.layout.page_bytes)), PAGES)
+    with device.rehearsal.dispatching(8) as seen:
+        found = [gpu.run(plan).pooled[0].last for _ in range(3)]
+    counts = gpu.counts()
+    gpu.close()
+    assert "linear add_parts<8>" in seen.launched()
+    assert (counts["captured"], counts["replayed"]) == (1, 2)
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    want = cpu.run(plan).pooled[0].last
+    assert np.linalg.norm(found[0] - want) / np.linalg.norm(want) < trials.STATES

@@ -1,4 +1,4 @@
-"""Linear's warp-group kernel for many rows (linear/prefill.cuh) on the SIMT shim, whose twins read descriptors."""
+"""Linear's warp-group kernel for many rows (linear/many/prefill.cuh) on the SIMT shim; twins read descriptors."""
 
 from __future__ import annotations
 
