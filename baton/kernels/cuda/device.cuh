@@ -19,8 +19,6 @@
 #include <string>
 #include <type_traits>
 
-#include "opt_in.h"
-
 #define BATON_API extern "C" __attribute__((visibility("default")))
 
 namespace baton {
@@ -100,7 +98,7 @@ int launch_simt(const char* name, bool resident, void (*kernel)(Expected...), di
                 Actual... arguments) {
   const auto run = [=] {
     auto body = [&] { kernel(static_cast<Expected>(arguments)...); };
-    return simt::launch(name, resident, grid, block, shared, OPT_IN_FROM, [](void* f) { (*static_cast<decltype(body)*>(f))(); }, &body);
+    return simt::launch(name, resident, grid, block, shared, [](void* f) { (*static_cast<decltype(body)*>(f))(); }, &body);
   };
   if (simt::recording) return simt::recording->push_back(run), 0;
   int status = 0;
@@ -130,7 +128,7 @@ namespace baton {
 template <class... Expected, class... Actual>
 int launch_cuda(cudaLaunchAttributeID how, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, void* stream,
                 Actual... arguments) {
-  if (shared > OPT_IN_FROM) {
+  if (shared > 48 * 1024) {
     cudaError_t wrong = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
     if (wrong != cudaSuccess) return int(wrong);
   }

@@ -26,9 +26,21 @@ __global__ void __launch_bounds__(THREADS) attend(Call c, const AttentionItem* i
   attend_units<T, B, MOST_ITEMS>(c, items, count, s, ends, slots, scratch, blockIdx.x, gridDim.x);
 }
 
+// Dynamic memory of a block. Beside the static one it may come to more than 48 KiB, which a launch has to opt in to, as it does by more
+// dynamic memory than that (device.cuh).
+size_t launched_bytes(int head_dim) {
+  constexpr size_t without = 48 * 1024, beside = (2 * MOST_ITEMS + WARPS) * sizeof(int) + 128;
+  const size_t bytes = Shared::bytes(head_dim);
+#ifdef BATON_MUTATION_CUDA_OPT_IN
+  return bytes;
+#else
+  return bytes + beside > without && bytes <= without ? without + 16 : bytes;
+#endif
+}
+
 template <int T, int B>
 int launch(const Call& c, const AttentionItem* items, int32_t count, void* stream) {
-  const size_t bytes = Shared::bytes(c.kv.head_dim);
+  const size_t bytes = launched_bytes(c.kv.head_dim);
   for (int32_t at = 0; at < count; at += MOST_ITEMS) {
     const int32_t some = count - at < MOST_ITEMS ? count - at : MOST_ITEMS;
     const int wrong = BATON_LAUNCH((attend<T, B>), dim3(processors() * BLOCKS_EACH), dim3(THREADS), bytes, stream, c, items + at, some);

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "../opt_in.h"
 #include "simt.h"
 
 namespace baton::simt {
 
 constexpr int MOST_THREADS = 1024, BARRIERS = 16;
 constexpr size_t SHARED_BYTES = 227 * 1024, STATIC_BYTES = 48 * 1024;  // of a block, on sm_90
+constexpr size_t WITHOUT_OPT_IN = 48 * 1024;  // static and dynamic together, of a launch with no more dynamic memory than that (device.cuh)
 constexpr size_t SHARED_SLOT = 256 * 1024;                              // of the arena, per resident block
 constexpr size_t STACK_BYTES = 128 * 1024;
 
@@ -64,7 +64,7 @@ struct Block {
 struct Launch {
   const char* name = "";
   dim3 grid, block;
-  size_t shared = 0, opt_in_from = 0;  // with more dynamic memory than that, it has opted in to all there is
+  size_t shared = 0;
   void (*body)(void*) = nullptr;
   void* arguments = nullptr;
   std::vector<Block> blocks;  // resident

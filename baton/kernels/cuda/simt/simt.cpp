@@ -162,7 +162,7 @@ void fail(const char* format, ...) {
   if (running && running->now && !running->now->waits && !running->now->done) to_scheduler();
 }
 
-int launch(const char* name, bool all_at_once, dim3 grid, dim3 block, size_t shared, size_t opt_in_from, void (*body)(void*), void* arguments) {
+int launch(const char* name, bool all_at_once, dim3 grid, dim3 block, size_t shared, void (*body)(void*), void* arguments) {
   const std::lock_guard<std::mutex> guard(one_launch);
   launches++;
   const uint64_t threads = uint64_t(block.x) * block.y * block.z;
@@ -178,7 +178,7 @@ int launch(const char* name, bool all_at_once, dim3 grid, dim3 block, size_t sha
   const uint64_t at_once = all_at_once ? total : uint64_t(resident);
   if (!grow(size_t(at_once) * threads, size_t(at_once))) return refuse("no memory for the shim's stacks");
   Launch here;
-  here.name = name, here.grid = grid, here.block = block, here.shared = shared, here.opt_in_from = opt_in_from, here.body = body, here.arguments = arguments;
+  here.name = name, here.grid = grid, here.block = block, here.shared = shared, here.body = body, here.arguments = arguments;
   blockDim = block, gridDim = grid;
   running = &here;
   const Faults faults;
@@ -202,8 +202,8 @@ void* static_shared(int site, size_t bytes) {
   char* at = block.shared + block.used;
   block.used += (bytes + 15) / 16 * 16;
   if (block.used - (block.dynamic_bytes + 127) / 128 * 128 > STATIC_BYTES) fail("more than 48 KiB of static shared memory");
-  if (block.used > WITHOUT_OPT_IN && block.dynamic_bytes <= running->opt_in_from)
-    fail("%zu bytes of static and dynamic shared memory; without opting in a launch has %zu", block.used, WITHOUT_OPT_IN);
+  if (block.used > WITHOUT_OPT_IN && block.dynamic_bytes <= WITHOUT_OPT_IN)
+    fail("%zu bytes of static and dynamic shared memory; a launch that doesn't opt in can have %zu", block.used, WITHOUT_OPT_IN);
   if (block.used > SHARED_BYTES) fail("%zu bytes of shared memory; a block of sm_90 can have %zu", block.used, SHARED_BYTES);
   std::memset(at, 0xff, bytes);
   block.statics[site] = at;

@@ -46,7 +46,7 @@ struct Site {  // where in the source a thread waits
   int line;
 };
 
-int launch(const char* name, bool all_at_once, dim3 grid, dim3 block, size_t shared, size_t opt_in_from, void (*body)(void*), void* arguments);
+int launch(const char* name, bool all_at_once, dim3 grid, dim3 block, size_t shared, void (*body)(void*), void* arguments);
 void* dynamic_shared();
 int new_site();
 void* static_shared(int site, size_t bytes);

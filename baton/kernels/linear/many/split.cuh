@@ -93,10 +93,10 @@ inline int splits(const Call& c, int64_t tiles, int stage_inputs) {
   return 1;
 }
 
-// Where parts go; `at` null: there is no memory.
+// Where parts go: memory of the head's (lm_head), which holds nothing between two ops. `at` null: there is none.
 inline Parts parts_of(const Call& c, int count, int stages, bool exact, float unit, void* stream) {
   const int64_t stride = (c.w.n + 3) / 4 * 4;
-  return {(float*)workspace(WORKSPACE_PARTS, size_t(count) * c.m * stride * sizeof(float), stream), stride, count, stages, exact, unit};
+  return {(float*)workspace(WORKSPACE_HEAD, size_t(count) * c.m * stride * sizeof(float), stream), stride, count, stages, exact, unit};
 }
 
 }  // namespace
