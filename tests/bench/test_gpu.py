@@ -153,7 +153,7 @@ def test_a_killed_case_that_does_not_end_is_left_alone(monkeypatch: pytest.Monke
     """A driver holds on to a process whose kernel hangs; here its signal doesn't arrive."""
     left: list[int] = []
     monkeypatch.setattr(isolated, "REAP_S", 0.1)
-    monkeypatch.setattr(isolated.os, "killpg", lambda pid, signal: left.append(pid))
+    monkeypatch.setattr(os, "killpg", lambda pid, signal: left.append(pid))
     try:
         found = played(Case("p", "hang", hangs, 0.5), Case("p", "good", lambda: [row("a")], 60))
     finally:

@@ -98,9 +98,10 @@ def test_a_captured_chunk_has_products_in_parts_and_the_bits_of_its_launches(dev
     """Memory for parts is there before a capture begins. A tile's slices of K are as many as the processors."""
     program = trials.one_layer(model())
     spec, weights = trials.spec_of(program, "bfloat16"), trials.random_weights(program, torch.bfloat16, 3)
-    cpu, gpu = NativeRunner(spec, program, weights), CudaRunner(spec, program, weights, device)
-    gpu.how, plan = BY_GRAPH, plan_of(100)
-    for runner in (cpu, gpu):
+    runners: Any = NativeRunner(spec, program, weights), CudaRunner(spec, program, weights, device)
+    (cpu, gpu), plan = runners, plan_of(100)
+    gpu.how = BY_GRAPH
+    for runner in runners:
         runner.bind(memoryview(bytearray(PAGES * spec.layout.page_bytes)), PAGES)
     with device.rehearsal.dispatching(8) as seen:
         found = [gpu.run(plan).pooled[0].last for _ in range(3)]

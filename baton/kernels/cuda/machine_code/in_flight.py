@@ -95,7 +95,7 @@ def lacking(wanted: Mapping[str, Wanted], kernels: Mapping[str, Sequence[Instruc
         for name in names:
             before = need.get("before", "")
             counts = list(under_way(kernels[name], need["loads"], before))
-            found = (min if before else max)(counts, default=0)
+            found = min(counts, default=0) if before else max(counts, default=0)
             if found < need["least"]:
                 said.append(f"{name} has {found} loads under way together, and {need['least']} are meant")
     return said
