@@ -51,6 +51,11 @@ QUICK = {  # beginnings of test names, by file
     "test_row_ops": ("test_the_cpu_twins_checks_hold_on_the_shim[race",),
     "test_shared_prefixes": ("test_who_shares_a_prefix_answers_as_on_the_cpu[bfloat16-1]",),
     "test_shim": ("test_",),
+    "test_split": (
+        "test_a_product_in_parts_is_the_float64_oracles[bf16-8]",
+        "test_eight_parts_have_the_bits",
+        "test_parts_of_an_earlier",
+    ),
     "test_speculative_accept": ("test_what_else_holds_of_it", "test_no_schedule_races"),
     "test_step": (
         "test_each_op_answers",

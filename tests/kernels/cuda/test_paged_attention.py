@@ -35,8 +35,9 @@ def test_narrow_heads_of_bfloat16_are_too(shape: tuple[int, int, int]) -> None:
     suite.attention_is_the_oracles(library(), "bfloat16", shape)
 
 
-def test_wide_heads_of_fp8_are_too() -> None:
-    suite.attention_is_the_oracles(library(), "fp8_e4m3", (2, 1, 256))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_widest_heads_are_too(dtype: str) -> None:
+    suite.attention_is_the_oracles(library(), dtype, (2, 1, 256))
 
 
 def test_a_launch_with_more_shared_memory_than_48_kib_that_does_not_opt_in_is_refused() -> None:
