@@ -68,7 +68,8 @@ def answer(asked: DialQuestion) -> DialAnswer | None:
     if len(trace.requests) < LEAST_REQUESTS or trace.duration <= 0 or asked.workers < 2:
         return None
     costs = asked.costs
-    settings = SimSettings(1, asked.workers - 1, max_batch=costs.max_batch, prefill_chunk=costs.chunk_tokens)
+    chunk = costs.chunk_tokens  # one setting of workers of both roles
+    settings = SimSettings(1, asked.workers - 1, max_batch=costs.max_batch, prefill_chunk=chunk, decode_chunk=chunk)
     slo = Slo(costs.ttft_s, costs.tpot_s)
     reader = _worker(asked, costs.prefill, asked.prefill_adapters, trace)
     writer = _worker(asked, costs.decode, asked.decode_adapters, trace)

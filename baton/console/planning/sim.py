@@ -27,6 +27,7 @@ from baton.console.planning.options import (
     acceptance_from,
     adapter_costs_from,
 )
+from baton.process.output_files import require_place
 
 if TYPE_CHECKING:  # loaded by the command that needs them
     from baton.planner.sweep import RatioOutcome
@@ -93,6 +94,7 @@ def sim_command(
         raise typer.BadParameter("--trace and --profile are needed; or use `baton sim validate`")
 
     def run() -> int:
+        require_place(json)
         named = [cluster.profile, cluster.decode_profile, *map(_profile_of, world.pool or [])]
         facts = measured.require_allowed([name for name in named if name])
         for fact in () if json else facts:

@@ -114,10 +114,10 @@ def _show(found: Sequence[AcceleratorSizing], sweep: MeasuredForms | None, measu
 def _gpus(text: str) -> tuple[list[str], dict[str, float]]:
     names, prices = [], {}
     for item in text.lower().split(","):
-        name, _, price = item.strip().partition("=")
+        name, priced, price = item.strip().partition("=")
         names.append(name)
         try:
-            if price:
+            if priced:
                 prices[name] = _dollars(price)
         except ValueError as error:
             text = f"--gpus {item!r}: write name or name=price, in $ per hour and 0 or more"

@@ -26,8 +26,8 @@ class Caller(msgspec.Struct, frozen=True):
 
     ``request_id`` is this router's unique id of the call ("": one is made later); ``asked_id`` is the caller's own,
     any text. ``key`` is None where the router requires no API keys. SLOs are in seconds, 0 where none was asked
-    for. ``session`` names the conversation that the call belongs to, "" if no header does. ``can_wait``: its time
-    begins when workers are found for it, however long it has waited.
+    for. ``session`` names the conversation that the call belongs to, "" if no header does. ``can_wait``: nobody
+    waits for the answer; its time begins when workers are found for it, however long it has waited.
     """
 
     request_id: str = ""

@@ -47,6 +47,7 @@ class Meter:
     Call ``took`` for each piece and ``ended`` once; later calls of ``ended`` do nothing. ``arrived`` is on the
     tallies' clock. ``prompt``: the prompt's token ids; ``counts_prompt``: whether this choice counts them (one
     choice per prompt does). ``request`` is shared by a request's choices; without it the choice is the only one.
+    ``recorded``: it is written to the trace file, where there is one.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class Meter:
         "_longest_gap",
         "_over",
         "_prompt",
+        "_recorded",
         "_request",
         "_request_id",
         "_summary",
@@ -77,8 +79,10 @@ class Meter:
         request_id: str = "",
         adapter_id: str = "",
         request: RequestEnds | None = None,
+        recorded: bool = True,
     ) -> None:
         self._adapter_id, self._request = adapter_id, request or RequestEnds(1)
+        self._recorded = recorded
         self._tallies, self._tally = tallies, tallies.of(model_id, summary.context_class)
         self._arrived, self._summary, self._prompt = arrived, summary, prompt
         self.counts_prompt, self._request_id = counts_prompt, request_id
@@ -110,7 +114,7 @@ class Meter:
         if request := self._request.end(outcome):
             self._tally.requests.append(request)
         tallies.ended(self._tally, self._seen(outcome, lasted), chain, summary.trace_id)
-        if tallies.recorder is not None:
+        if self._recorded and tallies.recorder is not None:
             tallies.recorder.record(lasted, self._prompt, self._tokens, summary.chain, self._adapter_id)
 
     def _seen(self, outcome: str, lasted: float) -> ChoiceOutcome:
@@ -214,6 +218,7 @@ class TallyMetering:
             generation.request_of(prompt),
             generation.context.adapter_id,
             request,
+            not generation.context.can_wait,
         )
 
     def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:

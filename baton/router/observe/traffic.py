@@ -49,7 +49,7 @@ class TrafficMeter:
 
     def over(self, record: DecisionRecord) -> None:
         """Counts a request all of whose choices have ended; its prompt is counted with the first choice. One that
-        was refused, or left, before any worker had it is judged alone.
+        was refused, or left, before any worker had it is judged alone. One for which nobody waits isn't listed.
         """
         traffic, prompt = self._of(record), len(record.request.token_ids)
         answered = any(trail.placements for trail in record.trails)  # else its answer's length says nothing
@@ -59,7 +59,7 @@ class TrafficMeter:
             self._judge(traffic, record, trail.summary)
         first = record.trails[0].summary
         outputs = sum(t.summary.completion_tokens for t in record.trails)
-        if outputs and len(self._slice.served) < MOST_SERVED:
+        if outputs and not record.request.context.can_wait and len(self._slice.served) < MOST_SERVED:
             came = self._wall_clock() - max(
                 t.summary.stations.get("ttft", 0.0) + _decode_s(t) for t in record.trails
             )

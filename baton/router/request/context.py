@@ -32,7 +32,8 @@ class RequestContext(msgspec.Struct, frozen=True):
     sooner. ``asked_id`` is the caller's own id of the call and not unique. ``session`` names the conversation that
     the call belongs to, or is "". ``retained``: the caller hints that it will use the prefix again, of which
     ``retained_tokens`` is the length, 0 for the whole prompt with its answer; ``marked`` says where the caller's
-    breakpoints are. ``can_wait``: what is left until the deadline counts from when workers are found.
+    breakpoints are. ``can_wait``: nobody waits for the answer, so that a class's SLOs are not its own, and
+    what is left until the deadline counts from when workers are found.
     """
 
     adapter_id: str = ""
@@ -84,7 +85,9 @@ class RequestContext(msgspec.Struct, frozen=True):
         )
 
     def with_slos(self, ttft_s: float, tpot_s: float) -> RequestContext:
-        """Returns this context with the given SLOs, in seconds, in place of missing ones."""
+        """Returns this context with the given SLOs, in seconds, in place of missing ones, unless nobody waits."""
+        if self.can_wait:
+            return self
         ttft, tpot = self.slo_ttft_s or ttft_s, self.slo_tpot_s or tpot_s
         if (ttft, tpot) == (self.slo_ttft_s, self.slo_tpot_s):
             return self

@@ -155,3 +155,14 @@ async def test_a_request_that_no_worker_had_says_nothing_of_how_long_answers_are
     traffic = meter.cut(log.unplaced()).classes["short"]
     assert (traffic.arrived, traffic.ended, traffic.prompt_tokens, traffic.output_tokens) == (2, 1, 100, 10)
     assert (traffic.judged, traffic.good) == (1, 0)
+
+
+async def test_a_request_for_which_nobody_waits_is_work_but_not_in_the_dials_traffic(bench):
+    clock, log, meter = bench
+    for name, can_wait in (("a", False), ("b", True)):
+        record, trail = opened(log, name, 100, can_wait=can_wait)
+        placed(trail)
+        await ended(log, record, trail, 10, 0.5, 1.0)
+    clock.now = 101.0
+    found = meter.cut(log.unplaced())
+    assert (found.classes["short"].output_tokens, len(found.served)) == (20, 1)

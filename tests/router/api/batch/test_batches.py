@@ -51,6 +51,27 @@ class Full(AccessGate):
             raise QuotaExceeded("used up", retry_after_s=0.01)
 
 
+async def test_nobody_waits_for_a_line_so_it_has_no_slo_and_is_no_traffic_to_plan_for(
+    fake, model_dir, redis, tmp_path
+) -> None:
+    file = tmp_path / "served.jsonl"
+    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, trace_file=str(file))
+    store = BatchStore(redis, "t")
+    service = generation_of(config, fake, ModelCatalog(fake.models, {"tiny": model_dir}))
+    async with running_router(config, surfaces_of(config, service, store)) as address:
+        clients = Clients(address)
+        bench = Bench(clients, service, store)
+        batch = await bench.submit(CHAT, CHAT)
+        async with bench.lane().running():
+            assert (await bench.ended(batch.id)).request_counts.completed == 2
+        asked = await clients.openai.chat.completions.create(**CHAT)
+        await clients.close()
+    contexts = [request.context.with_slos(1.0, 0.1) for request in fake.requests]
+    assert [(c.can_wait, c.has_slo) for c in contexts] == [(True, False), (True, False), (False, True)]
+    (line,) = file.read_text().splitlines()
+    assert json.loads(line)["output_length"] == asked.usage.completion_tokens
+
+
 async def test_a_batch_is_answered_line_by_line_good_and_bad_apart(bench, fake) -> None:
     batch = await bench.submit(CHAT, CHAT | {"temperature": 9}, CHAT | {"max_tokens": 2})
     assert (batch.status, batch.request_counts.total) == ("validating", 3)
