@@ -279,3 +279,22 @@ def test_a_url_at_which_no_router_answers_is_said_of_the_option_that_gave_it(opt
     assert "no router answers at http://127.0.0.1:1" in done.output
     assert f"write the URL of a router behind {option}" in " ".join(done.output.split())
     assert "--url" not in done.output
+
+
+def test_seats_of_a_worker_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    """A worker of 128 seats was simulated whatever the cluster had: a ratio that fell short there looked best."""
+    trace = tmp_path / "t.jsonl"
+    line = '{{"timestamp": {}, "input_length": 300, "output_length": 40}}\n'
+    trace.write_text("".join(line.format(25 * i) for i in range(60)))
+    told = {}
+    for seats in ("2", "128"):
+        flags = ["--trace", str(trace), "--profile", "laptop", "--max-batch", seats, "--json", "-"]
+        done = CliRunner().invoke(app, ["sim", *flags, "--prefill", "2", "--decode", "1"])
+        told[seats] = json.loads(done.stdout)["result"]["score"]["ttft"]["mean"]
+        planned = CliRunner().invoke(app, ["plan", *flags, "--workers", "3"])
+        split = json.loads(planned.stdout)["sweep"]["ratios"][1]
+        assert (split["prefill"], split["score"]["ttft"]["mean"]) == (2, told[seats])
+        assert f"max_batch: {seats}" in json.loads(planned.stdout)["helm"]
+    assert told["2"] > 10 * told["128"]
+    refused = CliRunner().invoke(app, ["plan", *flags, "--workers", "3", "--max-batch", "0"])
+    assert refused.exit_code == 2

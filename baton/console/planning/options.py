@@ -39,6 +39,7 @@ AcceptanceFlag = Annotated[
         "whose workers' own are taken (key: BATON_API_KEY)"
     ),
 ]
+MaxBatchFlag = Annotated[int, typer.Option(min=1, help="Sequences in one step of a worker: worker.max_batch")]
 SeedFlag = Annotated[int, typer.Option(help="Same seed, same answer")]
 JsonFlag = Annotated[str | None, typer.Option("--json", help="Write the result there; - prints it")]
 

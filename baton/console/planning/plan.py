@@ -20,6 +20,7 @@ from baton.console.planning.options import (
     AcceptanceFlag,
     AdapterCostFlag,
     JsonFlag,
+    MaxBatchFlag,
     MeasuredOptions,
     PartOptions,
     PolicyFlag,
@@ -85,9 +86,10 @@ class WindowOptions(PartOptions):
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """Sets the simulation: routing policy, costs of adapters, speculation, seed."""
+    """Sets the simulation: routing policy, seats of a worker, costs of adapters, speculation, seed."""
 
     policy: PolicyFlag = "cost"
+    max_batch: MaxBatchFlag = 128
     adapter_cost: AdapterCostFlag = ""
     acceptance: AcceptanceFlag = ""
     seed: SeedFlag = 0
@@ -167,7 +169,9 @@ def _planned(
     told = Console(stderr=True, highlight=False)
 
     def planned(reads: WorkerCosts, count: int) -> Plan:
-        settings = SimSettings(0, count, policy=simulation.policy, seed=simulation.seed)
+        settings = SimSettings(
+            0, count, policy=simulation.policy, max_batch=simulation.max_batch, seed=simulation.seed
+        )
         settings = settings.with_chunks_of(reads, writes or reads)
         costs, written = (
             adapters.on(reads, load.adapter_shares, "prefill"),

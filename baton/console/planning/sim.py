@@ -19,6 +19,7 @@ from baton.console.output import guarded, write_json
 from baton.console.planning.options import (
     AcceptanceFlag,
     AdapterCostFlag,
+    MaxBatchFlag,
     MeasuredOptions,
     PartOptions,
     PolicyFlag,
@@ -48,6 +49,7 @@ class ClusterOptions:
     prefill: Annotated[int, typer.Option(min=0, help="Prefill workers; 0: colocated")] = 1
     decode: Annotated[int, typer.Option(min=1, help="Decode workers")] = 1
     policy: PolicyFlag = "cost"
+    max_batch: MaxBatchFlag = 128
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ def _simulate(
     assert cluster.trace is not None
     assert cluster.profile is not None
     settings = SimSettings(
-        prefill=cluster.prefill, decode=cluster.decode, policy=cluster.policy, stepwise=world.stepwise,
-        seed=chance.seed,
+        prefill=cluster.prefill, decode=cluster.decode, policy=cluster.policy, max_batch=cluster.max_batch,
+        stepwise=world.stepwise, seed=chance.seed,
     )  # fmt: skip
     load, adapters = part.read(cluster.trace), adapter_costs_from(world.adapter_cost)
     reads = worker_costs(cluster.profile, settings.prefill_chunk)
