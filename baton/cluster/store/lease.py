@@ -66,17 +66,24 @@ class NamedLease:
 
         Raises TimeoutError if others have it for ``patience_s`` seconds; RedisError or OSError if Redis is away.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + patience_s
-        while not await self._ask():
-            if loop.time() >= until:
-                raise TimeoutError
-            await asyncio.sleep(ASK_AGAIN_S)
+        await self._take_within(patience_s)
         try:
             async with beside(self._renew, "lease"):
                 yield
         finally:
             await self.leave()
+
+    async def _take_within(self, patience_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience_s
+        try:
+            while not await self._ask():
+                if loop.time() >= until:
+                    raise TimeoutError
+                await asyncio.sleep(ASK_AGAIN_S)
+        except asyncio.CancelledError:  # Redis may have given it meanwhile, and others would wait until it ends
+            await self.leave()
+            raise
 
     async def _renew(self) -> None:
         while True:
