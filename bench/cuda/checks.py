@@ -194,8 +194,8 @@ def rows_of(ops: tuple[str, ...], outcomes: Sequence[Outcome], part: str = "chec
 
 
 def _together(outcomes: Sequence[Outcome]) -> tuple[float | None, str]:
-    found = [each.rows[0].value if each.rows and not each.said else 0.0 for each in outcomes if not _unrun(each)]
-    unrun = [each for each in outcomes if _unrun(each)]
+    found = [each.rows[0].value if each.rows and not each.said else 0.0 for each in outcomes if not each.unrun]
+    unrun = [each for each in outcomes if each.unrun]
     counts = (
         f"{found.count(1.0)} passed, {found.count(0.0)} failed, {found.count(None)} skipped, {len(unrun)} not run"
     )
@@ -204,10 +204,6 @@ def _together(outcomes: Sequence[Outcome]) -> tuple[float | None, str]:
     if 0.0 in found:
         return 0.0, (counts + first)[:300]
     return (1.0 if 1.0 in found and not unrun else None), counts
-
-
-def _unrun(outcome: Outcome) -> bool:
-    return not outcome.rows and outcome.said.startswith("not run")
 
 
 def under_tools() -> list[Case]:

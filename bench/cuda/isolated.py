@@ -45,6 +45,11 @@ class Outcome(NamedTuple):
     said: str
     output: str
 
+    @property
+    def unrun(self) -> bool:
+        """Tells whether there was no time left to begin the case."""
+        return not self.rows and self.said.startswith("not run")
+
 
 class Child:
     """Is one case that runs. The parent reads rows by ``take`` until it says that the child has ended."""

@@ -58,7 +58,7 @@ class Results:
 
     def end(self, outcome: Outcome) -> None:
         """Keeps what a case printed that ended badly, and says so in a row; the collected rows are written."""
-        if outcome.said:
+        if outcome.said and not (outcome.case.part == "checks" and outcome.unrun):  # ops' rows count these
             self.add(absent(outcome.case.part, outcome.case.name, outcome.said))
         if outcome.output:
             with (self._folder / "failed.log").open("a") as file:
@@ -68,7 +68,7 @@ class Results:
 
     def part(self, name: str, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Notes how long a part took."""
-        unrun = sum(outcome.said.startswith("not run") for outcome in outcomes)
+        unrun = sum(outcome.unrun for outcome in outcomes)
         failed = sum(bool(outcome.said) or any(map(is_wrong, outcome.rows)) for outcome in outcomes) - unrun
         self._parts.append(PartTime(name, len(outcomes), failed, unrun, round(seconds, 1)))
         (self._folder / "parts.json").write_text(json.dumps(msgspec.to_builtins(self._parts), indent=1) + "\n")

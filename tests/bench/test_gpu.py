@@ -334,6 +334,20 @@ def test_every_measured_call_runs_without_a_gpu(shim: CudaLibrary) -> None:
     assert [row.name for row in found if is_wrong(row)] == []
 
 
+def test_tests_that_did_not_run_are_counted_and_take_no_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Results(tmp_path, HERE)
+    late = [
+        Outcome(Case(part, "late", list, 1), (), 0.0, "not run: the time was up", "") for part in ("checks", "p")
+    ]
+    for outcome in late:
+        results.end(outcome)
+    results.part("checks", late[:1], 0.0)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["p"]
+    assert "1 cases, 0 failed, 1 not run" in results.summary()
+
+
 def test_each_part_has_a_place_in_the_plan() -> None:
     made = {**cases.PARTS, **small.PARTS, **prompts.PARTS, **products.PARTS}
     assert tuple(made) == gpu.OPS
