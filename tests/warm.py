@@ -172,6 +172,9 @@ class Warm:
 # ---- the warm process ------------------------------------------------------------------------------------------
 
 
+Ends = dict[int, tuple[int, socket.socket]]  # by pidfd: a child's pid and who wants to know how it ends
+
+
 class Request(NamedTuple):
     """Describes a child: a module with its arguments, its environment and folder, and where its output goes."""
 
@@ -182,30 +185,40 @@ class Request(NamedTuple):
     log: int
 
 
-def serve(listener: socket.socket) -> Request:
-    """Forks for whoever asks, until nobody may any more; returns in each child, with what it is to be."""
-    ends: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: the child's pid and who wants to know
+def serve(listener: socket.socket, life: int = 0, most_fds: int = 1) -> tuple[bytes, list[int]]:
+    """Forks for whoever asks until the pipe ``life`` is closed; returns in each child, with what asked for it."""
+    ends: Ends = {}
     with selectors.DefaultSelector() as selector:
-        selector.register(sys.stdin, selectors.EVENT_READ)
+        selector.register(life, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is sys.stdin:
-                    sys.exit(0)  # who started us is gone
+                if key.fileobj == life:
+                    os._exit(0)  # who started us is gone
                 if key.fileobj is not listener:
                     selector.unregister(key.fd)
                     _tell_end(*ends.pop(key.fd))
                     os.close(key.fd)
                     continue
                 connection, _ = listener.accept()
-                data, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
-                request = Request(*json.loads(data), *fds)
+                data, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, most_fds)
                 if (pid := os.fork()) == 0:
-                    return request
-                os.close(request.log)
+                    _close((listener, connection), ends)
+                    return data, fds
+                for fd in fds:
+                    os.close(fd)
                 ends[fd := os.pidfd_open(pid)] = pid, connection
                 selector.register(fd, selectors.EVENT_READ)
                 connection.send(str(pid).encode())
+
+
+def _close(sockets: tuple[socket.socket, ...], ends: Ends) -> None:
+    """Closes in a child what is its parent's."""
+    for fd, (_, connection) in ends.items():
+        os.close(fd)
+        connection.close()
+    for one in sockets:
+        one.close()
 
 
 def _tell_end(pid: int, connection: socket.socket) -> None:
@@ -279,7 +292,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in each child"
-    become(serve(socket.socket(fileno=int(fd))))
+    data, fds = serve(socket.socket(fileno=int(fd)))
+    become(Request(*json.loads(data), *fds))
 
 
 if __name__ == "__main__":
