@@ -10,6 +10,7 @@ Knows nothing of clusters. ``tests/launch`` and ``tests/e2e/test_serve.py`` star
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -21,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import BinaryIO, NamedTuple
@@ -33,12 +35,15 @@ from baton.worker.spec import WorkerSpec
 
 SERVED = ("baton.worker.host", "baton.worker.engine_main", "baton.router_host.main")
 LIGHT = (*SERVED, "baton.engine.backends.paced.runner")
-HEAVY = (*SERVED, "torch", "baton.engine.backends.native.runner")
+HEAVY = (*SERVED, "torch", "baton.engine.backends.native.runner", "baton.engine.backends.ranks.main")
 HOSTS = ("baton.worker.host", "tests.e2e.watched_host")  # modules that start an engine
-MODULES = (*HOSTS, "baton.router_host.main")
+RANK = "baton.engine.backends.ranks.main"
+MODULES = (*HOSTS, "baton.router_host.main", RANK)
 MOST_BYTES = 1 << 18  # of one request, most of it the environment
 THREADS = dict([QUIET_THREADS, ("OPENBLAS_NUM_THREADS", "1")])
 """What libraries read as they are imported, so that threads of engines don't spin and numpy starts none."""
+MOST_PASSED = 16  # descriptors of one request
+HELD_AT = 512  # where a child holds descriptors, until it has closed those of others
 MOST_FDS = 1024  # that a child closes, beyond its standard ones
 
 
@@ -155,8 +160,11 @@ class Warm:
             self._process.stdin.close()
             self._process.wait()
 
-    def start(self, command: Sequence[str], log: BinaryIO, session: bool = True) -> Forked | None:
-        """Runs ``python -m MODULE …`` with its output in ``log``, as leader of a session or to die with us.
+    def start(
+        self, command: Sequence[str], log: BinaryIO, session: bool = True, fds: Sequence[int] = ()
+    ) -> Forked | None:
+        """Runs ``python -m MODULE …`` with its output in ``log``, as leader of a session or to die with us. It gets
+        the descriptors ``fds`` under their numbers.
 
         Returns None where the command isn't that of a module that it knows.
         """
@@ -164,8 +172,8 @@ class Warm:
             return None
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(self.name)
-        request = [list(command[2:]), host_environment(), os.getcwd(), session]
-        socket.send_fds(connection, [json.dumps(request).encode()], [log.fileno()])
+        request = [list(command[2:]), host_environment(), os.getcwd(), session, list(fds)]
+        socket.send_fds(connection, [json.dumps(request).encode()], [log.fileno(), *fds])
         return ForkedElsewhere(int(connection.recv(64)), connection)
 
 
@@ -182,7 +190,8 @@ class Request(NamedTuple):
     environment: dict[str, str]
     folder: str
     session: bool
-    log: int
+    numbers: list[int]
+    fds: list[int]  # of the log, and those that come under ``numbers``
 
 
 def serve(listener: socket.socket, life: int = 0, most_fds: int = 1) -> tuple[bytes, list[int]]:
@@ -234,15 +243,43 @@ def become(request: Request) -> None:
     else:
         die_with_parent()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(request.log, 1)
-    os.dup2(request.log, 2)
-    os.closerange(3, MOST_FDS)
+    log, *passed = request.fds
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, HELD_AT) for fd in passed]
+    os.closerange(3, HELD_AT)
+    os.closerange(max(held, default=HELD_AT - 1) + 1, MOST_FDS)
+    for number, fd in zip(request.numbers, held, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
     if request.arguments[0] in HOSTS:
         reserve_engine()
+    if request.arguments[0] == RANK:
+        end_with_lead(request.arguments)
     run(request.arguments)
+
+
+def end_with_lead(arguments: list[str]) -> None:
+    """Ends this rank when the process that it is for does, as the kernel would if that were its parent."""
+    parent = arguments.index("--parent") + 1
+    lead = os.pidfd_open(int(arguments[parent]))
+    arguments[parent] = str(os.getppid())
+
+    def watch() -> None:
+        select.select([lead], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def spawn_rank(command: Sequence[str], fds: Sequence[int]) -> Forked:
+    """Starts a rank in place of ``Follower.spawn``; its output is ours."""
+    started = warm(HEAVY).start(command, sys.stderr.buffer, session=False, fds=fds)
+    assert started is not None
+    return started
 
 
 def run(arguments: list[str]) -> None:
@@ -292,8 +329,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in each child"
-    data, fds = serve(socket.socket(fileno=int(fd)))
-    become(Request(*json.loads(data), *fds))
+    data, fds = serve(socket.socket(fileno=int(fd)), most_fds=MOST_PASSED)
+    become(Request(*json.loads(data), fds))
 
 
 if __name__ == "__main__":

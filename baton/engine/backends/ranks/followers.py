@@ -70,8 +70,13 @@ class Follower:
         command = [sys.executable, "-m", "baton.engine.backends.ranks.main", "--parent", str(os.getpid())]
         command += ["--fd", str(theirs.fileno()), "--spec", msgspec.json.encode(spec).decode()]
         with theirs:
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno(), *kept], stdin=subprocess.DEVNULL)
+            self.process = self.spawn(command, [theirs.fileno(), *kept])
         self.pidfd = os.pidfd_open(self.process.pid)
+
+    @staticmethod
+    def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Starts ``command``, which inherits the descriptors ``fds`` under their numbers."""
+        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
 
     def await_ready(self) -> RankReady:
         """Waits for the follower's report and returns it. Raises its own error, or StartupError if it died."""
