@@ -3,14 +3,15 @@
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
 
 ROOT = Path(__file__).parents[3]
 QUICK_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where PyYAML has it
@@ -223,15 +224,34 @@ def check_native(manifest: Manifest, version: str) -> None:
 @cache
 def _check_text(manifest: str, version: str) -> None:
     """Most manifests are the same whatever option is set; an invalid one raises each time."""
-    import kubernetes_validate
+    _validate_native()(json.loads(manifest), version, strict=True)
 
-    kubernetes_validate.validate(json.loads(manifest), version, strict=True)
+
+@cache
+def _validate_native() -> Callable[..., str]:
+    """Returns the library's validation, which reads each file of schemas once here, not once a manifest."""
+    import kubernetes_validate
+    from kubernetes_validate import utils
+
+    utils.schema_contents = cache(utils.schema_contents)
+    return kubernetes_validate.validate
 
 
 def check_custom(manifest: Manifest, crd: dict[str, Any]) -> None:
     """Validates by a CRD's own schema; unknown fields are refused, as the API server drops them."""
     assert manifest["apiVersion"] == crd["apiVersion"]
-    jsonschema.validate(manifest, closed(crd["schema"]))
+    error = best_match(_custom_validator(json.dumps(crd["schema"])).iter_errors(manifest))
+    if error is not None:
+        raise error
+
+
+@cache
+def _custom_validator(schema: str) -> Any:
+    """Returns the validator of a CRD's schema, which is checked once."""
+    whole = closed(json.loads(schema))
+    kind = validator_for(whole)
+    kind.check_schema(whole)
+    return kind(whole)
 
 
 def ray_templates(manifest: Manifest) -> list[Manifest]:
