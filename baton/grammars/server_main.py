@@ -54,26 +54,27 @@ def load(spec: TokenizerSpec) -> LLTokenizer:
     """Returns the tokenizer that ``spec`` names. Raises InvalidRequest if it can't follow a grammar."""
     if not spec.path:
         return byte_tokenizer(spec.vocab_size)
-    try:
-        if spec.ends:
+    if spec.ends:
+        with suppress(Exception):  # one of them may be beyond the file's ids
             return LLTokenizer(spec.path, n_vocab=spec.vocab_size, eos_token=list(spec.ends))
-        text = with_an_end(Path(spec.path).read_bytes(), spec.vocab_size)
-        return LLTokenizer(text, n_vocab=spec.vocab_size + 1, eos_token=[spec.vocab_size])
+    ends = list(spec.ends) or [spec.vocab_size]  # without an end of its own a model gets one that it can't choose
+    try:
+        text = with_ids_to(max(ends), Path(spec.path).read_bytes())
+        return LLTokenizer(text, n_vocab=max(spec.vocab_size, max(ends) + 1), eos_token=ends)
     except Exception as error:  # the library raises what its readers do
         raise InvalidRequest(f"this model's tokenizer can't follow a grammar: {error}", "grammar") from None
 
 
-def with_an_end(tokenizer: bytes, vocab_size: int) -> str:
-    """Returns a tokenizer.json with special tokens added until ``vocab_size``, an id that no model emits, is one.
-
-    It is the end token of a model without one, because llguidance takes an end only from the tokenizer's ids.
+def with_ids_to(last: int, tokenizer: bytes) -> str:
+    """Returns a tokenizer.json with special tokens added until id ``last`` is one, because llguidance takes an end
+    only from the tokenizer's own ids.
     """
     fields = msgspec.json.decode(tokenizer, type=Json)
     added, vocab = fields.get("added_tokens") or [], fields["model"]["vocab"]
     pieces = set(vocab.values()) if isinstance(vocab, dict) else range(len(vocab))  # Unigram's is a list
     known = {*pieces, *(token["id"] for token in added)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    missing = (number for number in range(max(known) + 1, vocab_size + 1))
+    missing = (number for number in range(max(known) + 1, last + 1))
     fields["added_tokens"] = [*added, *({"id": n, "content": f"<|baton-{n}|>", **plain} for n in missing)]
     return msgspec.json.encode(fields).decode()
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -71,6 +72,19 @@ def test_a_model_that_has_no_end_token_answers_to_a_grammar(tmp_path: Path, voca
         taken = walk(state, random.Random(seed), vocab)
         assert state.done
         assert re.fullmatch("(foo|bar)-[0-9]{4}", words.decode(taken))
+
+
+def test_an_end_token_beyond_the_tokenizers_ids_ends_a_grammar(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 600)
+    shape = paced_spec("test", kv_bytes_per_token=32, vocab_size=700, max_model_len=4096)
+    spec = msgspec.structs.replace(shape, eos_token_ids=(0, 650))
+    grammars, words = Grammars(spec, tmp_path / "tokenizer.json"), Tokenizer.from_file(f"{tmp_path}/tokenizer.json")
+    state = begun(sampling("regex", "(foo|bar)+"), grammars=grammars)
+    grammars.wait(state, for_ever=True)
+    *_, last = taken = walk(state, random.Random(0), 700)
+    assert last in spec.eos_token_ids
+    assert re.fullmatch("(foo|bar)+", words.decode(taken))
+    assert all(token < 600 for token in taken[:-1])
 
 
 @pytest.mark.parametrize("seed", range(8))
