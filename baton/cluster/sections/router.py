@@ -68,7 +68,9 @@ class RouterConfig(Section):
     max_queue: int = Field(default=1024, ge=1, description="requests that wait, per model and context class")
     max_inflight_bytes: int = Field(default=1 << 30, ge=1 << 20, description="prompts and answers held at once")
     request_timeout_s: float = Field(
-        default=600.0, gt=0, description="a request that takes longer ends with an error"
+        default=600.0,
+        gt=0,
+        description="a request that takes longer ends with an error; a batch's line counts from when it is placed",
     )
     shutdown_grace_s: float = Field(
         default=2.0, ge=0, description="what runs may finish in this time when the router is told to stop"
