@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
@@ -34,6 +35,7 @@ from bench.on_card import PACKED
 
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64")
 PRESET = 9  # of xz, whose window of 64 MiB then spans all files
+DEBUG = b".debug_info"  # a section's name; some wheels' libraries are mostly of such
 MOST_BYTES = 64 << 20  # of what is carried along, the checkout included
 # What is wanted there: ours with its needs, and what the tests import. What torch brings stays as it is there.
 WANTED = (
@@ -137,14 +139,28 @@ def pack(parts: Path, to: Path) -> None:
 
 
 def _stored(wheel: Path) -> bytes:
-    """Returns ``wheel`` with the same files, none of them compressed."""
+    """Returns ``wheel`` with the same files, none of them compressed, libraries without what debuggers read."""
     made = io.BytesIO()
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as after:
         for info in before.infolist():
             data = before.read(info)
+            if info.filename.endswith(".so") and DEBUG in data:
+                data = without_debug(data)
             info.compress_type = zipfile.ZIP_STORED
             after.writestr(info, data)
     return made.getvalue()
+
+
+def without_debug(library: bytes) -> bytes:
+    """Returns a shared ``library`` without its debug sections, where binutils' strip is here and takes it."""
+    tool = shutil.which("strip")
+    if tool is None:
+        return library
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        path.write_bytes(library)
+        done = subprocess.run([tool, "--strip-debug", str(path)], capture_output=True, check=False)
+        return path.read_bytes() if done.returncode == 0 else library
 
 
 def main() -> int:

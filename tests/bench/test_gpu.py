@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from baton.kernels.cuda import build, on_gpu
 from baton.kernels.cuda.library import CudaLibrary
 from bench import gpu, on_card
 from bench.cuda import cases, checks, dry, isolated, products, prompts, rows, served, shapes, small, step
-from bench.cuda.carry import checkout_bytes, judged_size, pack, pins
+from bench.cuda.carry import checkout_bytes, judged_size, pack, pins, without_debug
 from bench.cuda.isolated import Case, Outcome, run
 from bench.cuda.results import Results, is_wrong
 from bench.cuda.rows import Ceilings, Row, Sample, absent, merged, rated, versus
@@ -260,6 +262,21 @@ def test_wheels_and_libraries_come_out_of_one_archive_as_they_went_in(tmp_path: 
     pack(parts, folder / on_card.PACKED)
     on_card.unpacked(folder, files)
     assert (files / "kernels" / "b.so").read_bytes() == b"another"
+
+
+def test_a_wheels_library_is_packed_without_what_debuggers_read_and_still_loads(tmp_path: Path) -> None:
+    compiler, strip = shutil.which("g++"), shutil.which("strip")
+    if compiler is None or strip is None:
+        pytest.skip("no compiler or strip here")
+    source, library = tmp_path / "a.cpp", tmp_path / "a.so"
+    source.write_text('#include <map>\n#include <string>\nextern "C" int seven() {'
+                      " return int(std::map<std::string, int>{{\"a\", 7}}.size()) + 6; }\n")  # fmt: skip
+    subprocess.run([compiler, "-g", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    bare = tmp_path / "bare.so"
+    bare.write_bytes(without_debug(library.read_bytes()))
+    assert bare.stat().st_size < library.stat().st_size / 2
+    assert ctypes.CDLL(str(bare)).seven() == 7
+    assert without_debug(b"no library") == b"no library"
 
 
 def test_wheels_are_of_what_ours_needs_and_never_of_torch() -> None:
