@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, TomlConfigSettin
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from baton.cluster.hosts import LOOPBACK as LOOPBACK
+from baton.cluster.model_id import DEMO_NAME, model_id
 from baton.cluster.sections.adapters import AdaptersConfig
 from baton.cluster.sections.base import Section
 from baton.cluster.sections.cluster import ACCELERATORS_PER_ENGINE, ClusterConfig, Pool, pool_worker, ranks_on_cards
@@ -135,6 +136,7 @@ def _checked(config: BatonConfig) -> BatonConfig:
         )
     _check_adapters(config)
     _check_pools(config)
+    _check_names(config)
     reads = config.cluster.prefill or any(pool.role == "prefill" and pool.count for pool in config.cluster.pools)
     if not config.cluster.colocated and not reads:
         raise ConfigError("cluster.prefill is 0: give --prefill 1 or more, or use --colocated", "cluster.prefill")
@@ -160,6 +162,19 @@ def _check_adapters(config: BatonConfig) -> None:
         raise ConfigError(
             f"worker.adapters names {len(named)}, adapters.max_loaded is {most}: raise it", "adapters.max_loaded"
         )
+
+
+def _check_names(config: BatonConfig) -> None:
+    """Refuses an adapter that has a model's name, because requests for it would be answered by the model."""
+    workers = [config.worker, *(pool_worker(config.worker, pool) for pool in config.cluster.pools)]
+    for name in {_model_of(worker) for worker in workers} & config.worker.adapters.keys():
+        text = f"worker.adapters: {name!r} is the name of the model: give the adapter another, or set"
+        raise ConfigError(f"{text} worker.model_name", "worker.adapters")
+
+
+def _model_of(worker: WorkerConfig) -> str:
+    """Returns the name by which clients ask for the model of ``worker``."""
+    return model_id(worker.model_name, worker.model, worker.device) or DEMO_NAME
 
 
 def _check_pools(config: BatonConfig) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+DEMO_NAME = "demo"  # of the model that is served where none is named, and of its folder
+
 
 def paced_profile(device: str) -> str:
     """Returns PROFILE of the device name ``paced:PROFILE``; "" for other devices."""

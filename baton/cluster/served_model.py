@@ -11,12 +11,12 @@ from pathlib import Path
 
 import baton
 from baton.cluster.config import BatonConfig
-from baton.cluster.model_id import model_id
+from baton.cluster.model_id import DEMO_NAME, model_id
 from baton.gguf_files.folder import folder_of, is_gguf
 from baton.gguf_files.hub import fetched, is_on_hub, told_files
 from baton.protos.errors import CheckpointError
 
-DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
+DEMO = Path(baton.__file__).resolve().parents[1] / "models" / DEMO_NAME
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 TEXT_FILES = ("tokenizer*", "*.json", "*.jinja")
 TOKENIZER = "tokenizer.json"

@@ -46,6 +46,9 @@ def test_a_config_survives_json() -> None:
         ({"worker": {"dtype": "int3"}}, "worker.dtype", "bfloat16"),
         ({"worker": {"device": "tpu"}}, "worker.device", "paced"),
         ({"worker": {"adapters": {"a/b": "x"}}}, "worker.adapters", "letters"),
+        ({"worker": {"adapters": {"demo": "x"}}}, "worker.adapters", "'demo' is the name of the model"),
+        ({"worker": {"adapters": {"qwen": "x"}, "model": "some/qwen"}}, "worker.adapters", "worker.model_name"),
+        ({"worker": {"adapters": {"a": "x"}, "model_name": "a"}}, "worker.adapters", "give the adapter another"),
         ({"worker": {"adapters": {"a": "x"}}, "adapters": {"max_loaded": 0}}, "adapters.max_loaded", "raise it"),
     ],
 )

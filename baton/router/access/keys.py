@@ -20,7 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from baton.protos.errors import ConfigError, Unauthenticated
+from baton.protos.adapter_id import require_name
+from baton.protos.errors import AdapterRefused, ConfigError, Unauthenticated
 from baton.protos.nouns import TENANT_SALT_BYTES
 
 _KEY = re.compile(r"bt-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
@@ -147,9 +148,20 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
             raise ConfigError(f"{name} is 0 (no limit) to {MOST_RATE}", name)
     if not -(2**31) <= entry.priority < 2**31:
         raise ConfigError(f"priority {entry.priority} has to fit 32 bits", "priority")
+    _require_names(entry)
     with _changing(path):
         write_keys(path, [*(read_keys(path) if path.exists() else []), entry])
     return text
+
+
+def _require_names(key: ApiKey) -> None:
+    """Raises ConfigError for an adapter of the key whose name none can have, so that the key could use nothing."""
+    for option, names in (("adapter", key.adapters), ("bound", (key.adapter,) if key.adapter else ())):
+        for name in names:
+            try:
+                require_name(name)
+            except AdapterRefused as error:
+                raise ConfigError(f"--{option}: {error.message}", option) from None
 
 
 def revoke_key(path: Path, key_id: str) -> ApiKey:

@@ -138,6 +138,9 @@ def test_mistakes_are_named(tmp_path):
         add_key(path, "a b", 1.0)
     with pytest.raises(ConfigError, match="weight"):
         add_key(path, "a", 1.0, weight=0.0)
+    for option, field in (("adapter", {"adapters": ("sql", "team/sql")}), ("bound", {"adapter": "team/sql"})):
+        with pytest.raises(ConfigError, match=f"--{option}: adapter name 'team/sql': use"):
+            add_key(path, "a", 1.0, **field)
     add_key(path, "a", 1.0)
     for field, value in (
         ("weight", math.inf),
