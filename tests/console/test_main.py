@@ -28,6 +28,7 @@ def test_the_version_is_printed() -> None:
     ("flags", "said"),
     [
         (["--policy", "foo"], "router.policy: no routing policy 'foo'; choose one of cost"),
+        (["--speculation", "suffix+nope"], "worker.speculation: speculation 'nope' isn't known; choose from none"),
         (["--device", "paced:nope"], "worker.device: paced profile 'nope' is unknown; choose one of"),
         (
             ["--keys", "/nowhere.json"],

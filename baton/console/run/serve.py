@@ -60,8 +60,8 @@ def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
 
 
 def require_known(config: BatonConfig) -> None:
-    """Raises ConfigError for a name that stands for nothing (a policy, a parser, a transport, a paced profile), and
-    for a file of keys that can't be read, before anything is started.
+    """Raises ConfigError for a name that stands for nothing (a policy, a parser, a transport, a speculator, a paced
+    profile), and for a file of keys that can't be read, before anything is started.
     """
     for found in (*names_of(config), *profile_of(config), *keys_of(config)):
         if found.state == "fail":

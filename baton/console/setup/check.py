@@ -55,7 +55,8 @@ def check_toml(file: str) -> list[Finding]:
 
 
 def names_of(config: BatonConfig) -> list[Finding]:
-    """Returns findings on settings that name a policy, a KV transport or a parser."""
+    """Returns findings on settings that name a policy, a KV transport, a parser or speculators."""
+    from baton.engine.speculate.names import speculator_names
     from baton.kv.transport import check_name
     from baton.router.policies import load_policy
     from baton.router.text import reasoning_parsers, tool_parsers
@@ -65,6 +66,7 @@ def names_of(config: BatonConfig) -> list[Finding]:
         "router.tool_parser": lambda: tool_parsers.load(config.router.tool_parser),
         "router.reasoning_parser": lambda: reasoning_parsers.load(config.router.reasoning_parser),
         "worker.kv_transport": lambda: check_name(config.worker.kv_transport),
+        "worker.speculation": lambda: speculator_names(config.worker.speculation) and config.worker.speculation,
     }
     return [_tried(key, check) for key, check in checks.items()]
 
