@@ -6,7 +6,7 @@ Knows nothing of how a policy chooses: it reads the ways that a decision lists, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.drill.checks.watch import Violated
@@ -34,12 +34,18 @@ class Turn:
 
 
 class PlacementWitness:
-    """Watches the requests of one life of a router. ``meter`` is told of records as well. ``orderly`` says that no
-    worker fails.
+    """Watches the requests of one life of a router, as long as it is ``alive``. ``meter`` is told of records as
+    well. ``orderly`` says that no worker fails.
     """
 
-    def __init__(self, violated: Violated, meter: RecordObserver | None = None, orderly: bool = False) -> None:
-        self._violated, self._meter, self._orderly = violated, meter, orderly
+    def __init__(
+        self,
+        violated: Violated,
+        meter: RecordObserver | None = None,
+        orderly: bool = False,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._violated, self._meter, self._orderly, self._alive = violated, meter, orderly, alive
         self._homes: dict[Session, str] = {}
         self._open: dict[str, Turn] = {}
 
@@ -60,6 +66,8 @@ class PlacementWitness:
 
     def ended(self, request: RouterRequest, summary: ChoiceSummary) -> None:
         """Judges the first placement of a choice that has ended; its worker is its session's home from now on."""
+        if not self._alive():
+            return  # it breaks its own connections
         turn = self._open.get(request.request_id)
         for trail in () if turn is None else turn.record.trails:
             if trail.summary is summary and trail.placements:

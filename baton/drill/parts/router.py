@@ -215,7 +215,8 @@ class SimulatedRouter:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(redis.aclose)
             meter = TrafficMeter(self.process.name, wall_clock) if own.controller else None
-            placements = PlacementWitness(self._violated, meter, own.loses_nobody)
+            process = self.process
+            placements = PlacementWitness(self._violated, meter, own.loses_nobody, lambda: process.alive)
             joined = await stack.enter_async_context(
                 PolledRoster(redis, NAMESPACE, BEAT_S, clock=clock, wall_clock=wall_clock)
             )
