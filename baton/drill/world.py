@@ -20,7 +20,7 @@ from baton.drill.coverage import Coverage
 from baton.drill.faults import FaultInjector
 from baton.drill.language import oracle
 from baton.drill.loop import SeededLoop
-from baton.drill.machines.cores import SharedCores
+from baton.drill.machines.cores import MachineCores
 from baton.drill.machines.network import Conditions, Network
 from baton.drill.machines.process import owning_factory
 from baton.drill.parts.adapters import SimulatedFiles
@@ -124,7 +124,7 @@ class World:
         self.judge.short_of_memory = "no_memory" in kinds
         files = SimulatedFiles(loop.true_time, self._rng, ledger.of_request) if own.adapters else None
         numbers = [i for _, i in roles]
-        cores = [SharedCores(sum(i % own.machines == at for i in numbers)) for at in range(own.machines)]
+        cores = [MachineCores(sum(i % own.machines == at for i in numbers)) for at in range(own.machines)]
         self.workers = {
             f"{role}-{i}": SimulatedWorker(
                 f"{role}-{i}",

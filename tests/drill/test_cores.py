@@ -11,7 +11,7 @@ import pytest
 from baton.decode_worker.engine.pace import StepPace
 from baton.drill.draw import draw
 from baton.drill.loop import SeededLoop
-from baton.drill.machines.cores import ALIVE_S, UNKNOWN_S, SharedCores
+from baton.drill.machines.cores import ALIVE_S, UNKNOWN_S, MachineCores
 from baton.drill.run import play
 from baton.drill.scenario import Request, Scenario, Size
 from baton.protos.nouns import Sampling
@@ -58,7 +58,7 @@ def test_cores_of_those_that_rest_are_divided_and_an_engine_that_died_keeps_its_
     loop = SeededLoop(random.Random(1))
 
     async def main() -> None:
-        cores = SharedCores(4)
+        cores = MachineCores(4)
         reads, writes, other = (cores.join() for _ in range(3))
         reads.lent.begin_role("prefill")
         writes.lent.begin_role("decode")

@@ -10,7 +10,7 @@ import math
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.decode_worker.engine.pace import LOOK_S, OF_CHUNK
 from baton.drill.checks.watch import Violated
-from baton.drill.machines.cores import Seat
+from baton.drill.machines.cores import CoreSeat
 
 ROUNDED_S = 1e-6
 WAKES_S = LOOK_S + 0.002  # seconds after which an engine whose step is held back looks again
@@ -19,7 +19,7 @@ WAKES_S = LOOK_S + 0.002  # seconds after which an engine whose step is held bac
 class PaceWitness:
     """Watches engine ``name``, which has ``seat`` and keeps ``pace_s`` seconds between steps beside prompts."""
 
-    def __init__(self, name: str, seat: Seat, pace_s: float, violated: Violated) -> None:
+    def __init__(self, name: str, seat: CoreSeat, pace_s: float, violated: Violated) -> None:
         self._name, self._seat, self._pace_s, self._violated = name, seat, pace_s, violated
         self._begun_at = self._looked_at = -math.inf
         self._least_s = math.inf  # that a step has been held back since the last one, as of any look

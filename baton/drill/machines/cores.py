@@ -12,10 +12,10 @@ ALIVE_S = 0.5  # seconds for which an engine that says nothing more still counts
 UNKNOWN_S = (2**31 - 1) / 1e6  # seconds that a chunk takes of an engine that has read none yet
 
 
-class Seat:
+class CoreSeat:
     """An engine's place on ``cores``: what it has said of itself."""
 
-    def __init__(self, cores: SharedCores) -> None:
+    def __init__(self, cores: MachineCores) -> None:
         self._cores = cores
         self.writes = False  # whether it generates answers
         self.chunk_s = UNKNOWN_S  # seconds that it takes to read a chunk of prompts
@@ -72,25 +72,25 @@ class Seat:
         self.chunk_s = seconds
 
 
-class SharedCores:
+class MachineCores:
     """The cores of a machine with ``count`` of them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._seats: list[Seat] = []
+        self._seats: list[CoreSeat] = []
 
-    def join(self) -> Seat:
+    def join(self) -> CoreSeat:
         """Returns a new engine's seat, in place of one whose engine has ended."""
-        seat = Seat(self)
+        seat = CoreSeat(self)
         free = next((i for i, one in enumerate(self._seats) if one.gone), len(self._seats))
         self._seats[free : free + 1] = [seat]
         return seat
 
-    def others(self, own: Seat) -> list[Seat]:
+    def others(self, own: CoreSeat) -> list[CoreSeat]:
         """Returns the seats beside ``own`` that compute."""
         return [seat for seat in self._seats if seat is not own and seat.busy]
 
-    def allowed(self, own: Seat) -> int:
+    def allowed(self, own: CoreSeat) -> int:
         """Returns the cores of ``own``: its one, and its part of those that nobody else wants."""
         others = self.others(own)
         mine = self._seats.index(own)

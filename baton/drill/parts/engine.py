@@ -22,7 +22,7 @@ from baton.drill.language.grammar import GrammarDelays, SimulatedGrammars
 from baton.drill.language.oracle import EOS, MOST_TOKENS, VOCABULARY
 from baton.drill.loop import seeded_loop
 from baton.drill.machines.clock import MachineClock
-from baton.drill.machines.cores import SharedCores
+from baton.drill.machines.cores import MachineCores
 from baton.drill.machines.memory import Memory
 from baton.drill.machines.process import Process
 from baton.drill.models.float_pages import FloatRunner
@@ -128,7 +128,7 @@ class SimulatedEngine:
         host_memory: Memory | None = None,
         kind: PageKind = PageKind(),
         hosts: int = 1,
-        cores: SharedCores | None = None,
+        cores: MachineCores | None = None,
     ) -> None:
         self._seat = None if cores is None else cores.join()
         self._paces: PaceWitness | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from baton.drill.checks.watch import Witnesses
 from baton.drill.machines.clock import MachineClock
-from baton.drill.machines.cores import SharedCores
+from baton.drill.machines.cores import MachineCores
 from baton.drill.machines.network import Network
 from baton.drill.parts.adapters import SimulatedFiles
 from baton.drill.parts.aims import Aims
@@ -40,7 +40,7 @@ class Slot:
     aims: Aims
     adapters: SimulatedFiles | None = None
     disks: Path = Path("/nowhere")
-    cores: SharedCores | None = None  # of its machine, where engines lend one another some
+    cores: MachineCores | None = None  # of its machine, where engines lend one another some
     weights: int = field(default=0, init=False)
     changes: int = field(default=0, init=False)
     wall_ahead_s: float = field(default=0.0, init=False)
