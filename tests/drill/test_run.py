@@ -10,6 +10,7 @@ import sys
 import weakref
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -61,9 +62,11 @@ def test_a_controller_turns_workers_and_every_invariant_holds(monkeypatch: pytes
     turned: list[str] = []
     move = RoleControl.move
 
-    async def noted(self: RoleControl, slots: list[str], role: str, grace_s: float) -> list[RoleChange]:
+    async def noted(
+        self: RoleControl, slots: list[str], role: str, grace_s: float, **given: Any
+    ) -> list[RoleChange]:
         turned.extend(slots)
-        return await move(self, slots, role, grace_s)
+        return await move(self, slots, role, grace_s, **given)
 
     monkeypatch.setattr(RoleControl, "move", noted)
     for seed in TURNED:
