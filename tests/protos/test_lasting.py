@@ -18,12 +18,16 @@ ROOT = Path(baton.__file__).parent
 # Where endless work is a part of other work, which waits for it and ends with it.
 WAITED_FOR = {
     "decode_worker/io/host_receivers.py": {"run"},  # whose end is the news that a host is lost
+    "kv/transport/loopback.py": {"_run"},  # whose end ends its stream
+    "kv/transport/nccl.py": {"_watch"},  # nor is what waits for one channel to break
     "kv/tiers/stack.py": {"run"},  # a tier's ``run`` is no endless one
     "prefill_worker/io/divided_handoff.py": {"_run"},  # nor is a part's of a handoff
+    "prefill_worker/io/host_handoff.py": {"_pass_on"},  # whose call's answer says how it ended
     "router/api/batch/lane.py": {"_end_if_cancelled"},
     "router/dispatch/dispatcher.py": {"run"},  # nor is a choice's
     "router/workers/link.py": {"_watch", "write_all", "read_all"},
     "router/workers/link_table.py": {"run"},  # a link makes itself anew
+    "worker/rank_sender.py": {"run"},  # nor is a handoff's
 }
 
 

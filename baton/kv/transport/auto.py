@@ -22,7 +22,7 @@ from baton.kv.wire import by_card, preflight
 from baton.kv.wire.base import HandoffStream, Transport, WatchedStream
 from baton.kv.wire.describing import ask_worker, this_host
 from baton.kv.wire.preflight import LinkSpeed
-from baton.kv.wire.verdict import Verdict, no_way, pick
+from baton.kv.wire.verdict import TransportVerdict, no_way, pick
 from baton.protos.errors import BatonError
 from baton.protos.measurements import KvLink
 from baton.protos.nouns import KvLayout, KvReceiver, WorkerInfo
@@ -156,7 +156,7 @@ class AutoTransport:
 
     async def _look_again(self, address: str, choosing: asyncio.Future[PairRoute], route: PairRoute) -> None:
         """Changes the route if consecutive measurements agree on another one. Open streams keep theirs."""
-        found: Verdict | None = None
+        found: TransportVerdict | None = None
         for _ in range(CONFIRM):
             before = found
             try:
@@ -296,7 +296,7 @@ class AutoTransport:
             lost = (known for known in self._described if known not in self._routes and known != address)
             del self._described[next(lost, next(iter(self._described)))]
 
-    async def _weigh(self, address: str, info: WorkerInfo) -> Verdict:
+    async def _weigh(self, address: str, info: WorkerInfo) -> TransportVerdict:
         """Measures every preferred transport that is offered. Raises WorkerLost or HandoffRefused if none works."""
         offered = {"grpc": address, **info.data_addresses}
         preferred = self._preferred(info)
@@ -307,9 +307,9 @@ class AutoTransport:
         )
         if not measured:
             raise no_way(info, preferred, offered, failures)
-        return Verdict(info, pick(preferred, measured), preferred, measured, failures)
+        return TransportVerdict(info, pick(preferred, measured), preferred, measured, failures)
 
-    def _adopt(self, found: Verdict, address: str) -> PairRoute:
+    def _adopt(self, found: TransportVerdict, address: str) -> PairRoute:
         self._tell(found)
         offered = {"grpc": address, **found.info.data_addresses}
         fell_back = found.reason in ("failed", "slower")
@@ -335,7 +335,7 @@ class AutoTransport:
             self._transports[name] = self._sender(name, self._memory)
         return self._transports[name]
 
-    def _tell(self, found: Verdict) -> None:
+    def _tell(self, found: TransportVerdict) -> None:
         info, best, reason, text = found.info, found.best, found.reason, ""
         if reason:
             first, failures = found.preferred[0], found.failures

@@ -17,7 +17,7 @@ MUCH_FASTER = 1.5  # factor; below it the order of preference decides, because a
 TYPICAL_BYTES = 16 << 20  # bytes of a handoff by which transports are compared
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class TransportVerdict(msgspec.Struct, frozen=True):
     """Holds the result of measuring every transport to the worker of ``info``, of which ``best`` is to be used."""
 
     info: WorkerInfo

@@ -139,7 +139,7 @@ def test_loads_are_under_way_until_one_of_their_registers_is_named() -> None:
     assert [each.mnemonic for each in code["only"]][:3] == ["LDG.E.128.CONSTANT", "LDG.E.128", "IADD3"]
     assert list(in_flight.under_way(code["only"], r"LDG\.E.*")) == [1, 2, 1]  # the third's address is the second's
     assert list(in_flight.under_way(code["only"], r"LDG\.E.*", r"WARPGROUP.*")) == [2, 1]
-    need: dict[str, in_flight.Wanted] = {
+    need: dict[str, in_flight.WantedLoads] = {
         "o*": {"loads": r"LDG\.E.*", "least": 2},
         "gone": {"loads": "", "least": 1},
     }

@@ -32,7 +32,7 @@ _REGISTER = re.compile(r"\bR(\d+)\b")
 _BITS = re.compile(r"\.(64|128)\b")
 
 
-class Wanted(TypedDict, total=False):
+class WantedLoads(TypedDict, total=False):
     """Says how many loads of a kernel are to be under way together, and where."""
 
     loads: str
@@ -83,7 +83,7 @@ def under_way(code: Sequence[Instruction], loads: str, before: str = "") -> Iter
                 yield len(waiting)
 
 
-def lacking(wanted: Mapping[str, Wanted], kernels: Mapping[str, Sequence[Instruction]]) -> list[str]:
+def lacking(wanted: Mapping[str, WantedLoads], kernels: Mapping[str, Sequence[Instruction]]) -> list[str]:
     """Returns a message for each kernel that has fewer loads under way than are ``wanted``, and for each pattern
     without a kernel.
     """
