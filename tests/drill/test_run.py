@@ -203,13 +203,14 @@ def test_an_answer_ends_on_the_adapter_that_it_began_on_whatever_becomes_of_the_
     assert any("choice 0" not in line and "is refused: model_not_found" in line for line in verdict.lines)
 
 
-def test_a_slot_that_a_restored_redis_gives_to_a_dead_life_is_served_again() -> None:
+def test_a_slot_that_a_restored_redis_gives_to_a_dead_life_is_served_by_the_one_that_lives() -> None:
     forgets = Fault("redis_forgets", 0.2, "prefill-0", seconds=3.0)
     away = Fault("redis_restarts", 0.9, "prefill-0", seconds=8.0)
     scenario = one_of_each(2, forgets, Fault("engine_dies", 0.4, "decode-0"), away)
     verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:3]), keep_story=True)
     assert verdict.held, verdict.violations
-    assert any("its slot is served elsewhere" in line for line in verdict.lines)
+    slot = [line.split(maxsplit=2)[2] for line in verdict.lines if line.split()[1] == "decode-0"]
+    assert [one for one in slot if "fault:" not in one][1:] == ["ended: its engine died", "starts as decode-0-2"]
 
 
 def test_a_fault_that_is_aimed_meets_the_worker_that_is_at_the_request() -> None:
