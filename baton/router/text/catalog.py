@@ -7,6 +7,7 @@ Knows nothing of workers: ``models`` says what is served, ``sources`` where a mo
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,7 @@ from baton.router.text.embedding_style import EmbeddingStyle, embedding_style
 from baton.router.text.encoder_style import EncoderStyle, encoder_style
 from baton.router.text.model import TextModel, load_text
 
+log = logging.getLogger("baton.router")
 MOST_NAMED = 20  # names that the error of an unknown one lists
 LoadText = Callable[[Path | None, int, Sequence[int]], TextModel]  # of a directory, a vocabulary's size and ends
 _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -115,6 +117,7 @@ class ModelCatalog:
         self._wall_clock, self._load = wall_clock, load
         self._entries: dict[str, tuple[ServedModel, ModelEntry]] = {}
         self._texts: dict[str, TextModel] = {}
+        self._clashes: set[str] = set()  # names of adapters that are models' as well
 
     def entries(self) -> list[ModelEntry]:
         """Returns what is served now and the caller may use: models by id, then adapters."""
@@ -158,12 +161,13 @@ class ModelCatalog:
         models = self._model_entries()
         if not name:
             return self._only(models)
-        if name in self._entries:
-            return self._entries[name][1]
         adapter = self._adapters.served().get(name)
         found = self._on(adapter) if adapter is not None else None
         if found is not None:
+            self._warn_of_clash(name)
             return found
+        if name in self._entries:
+            return self._entries[name][1]
         self._require_any()
         names = ", ".join(repr(entry.name) for entry in self.entries()[:MOST_NAMED]) or "none now"
         raise ModelNotFound(f"the model {name!r} is not served here; served: {names}", "model")
@@ -176,10 +180,10 @@ class ModelCatalog:
         if not name and (key is None or not key.adapter):
             known = [model.model_id for model in self._models()] or list(self._entries)
             return known[0] if len(known) == 1 else ""
-        if name in self._entries or any(model.model_id == name for model in self._models()):
-            return name
         adapter = self._adapters.served().get(name or (key.adapter if key is not None else ""))
-        return "" if adapter is None else adapter.model_id
+        if adapter is not None:
+            return adapter.model_id
+        return name if name in self._entries or any(model.model_id == name for model in self._models()) else ""
 
     def preload(self) -> None:
         """Reads the tokenizers of all ``sources`` now (0.02–0.5 s each), so that no request waits for one.
@@ -203,6 +207,14 @@ class ModelCatalog:
             found = self._load(entry.source, entry.vocab_size, entry.eos_token_ids)
             self._texts[entry.model_id] = found
         return found
+
+    def _warn_of_clash(self, name: str) -> None:
+        """Logs once that a model came under the name of an adapter, which keeps it: no client's answers change."""
+        if name in self._entries and name not in self._clashes:
+            self._clashes.add(name)
+            log.warning(
+                "%r is an adapter's name and a model's: it means the adapter; serve the model as another", name
+            )
 
     def _named(self, name: str, adapter: str) -> ModelEntry:
         key = CALLER.get().key

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from baton.cluster.adapters import AdapterEntry
 from baton.protos.errors import CheckpointError, InvalidRequest
+from baton.router.adapters.registry import AdapterRegistry
 from baton.router.request.request import ServedModel
 from baton.router.text.catalog import ModelCatalog, generation_defaults
 from baton.router.text.chat_template import ChatTemplate, load_chat_template
@@ -302,6 +304,18 @@ def test_a_model_that_was_seen_stays_known_while_its_workers_restart() -> None:
     served.clear()
     assert catalog.entries() == []
     assert catalog.find("a").model_id == "a"
+
+
+def test_a_model_that_comes_under_an_adapters_name_changes_none_of_the_adapters_answers(caplog) -> None:
+    served = [ServedModel("a", 64, 300, (1,))]
+    adapters = AdapterRegistry([AdapterEntry("sql", "a", "team/sql", "1" * 16)])
+    catalog = ModelCatalog(lambda: served, adapters=adapters)
+    before = catalog.find("sql")
+    served.append(ServedModel("sql", 64, 300, (1,)))
+    catalog.entries()
+    assert [catalog.find("sql") for _ in range(2)] == [before] * 2
+    assert (before.model_id, catalog.model_of("sql")) == ("a", "a")
+    assert caplog.text.count("it means the adapter; serve the model as another") == 1
 
 
 def test_a_model_whose_tokenizer_the_router_lacks_is_refused_and_not_answered_in_stand_ins_for_text() -> None:
