@@ -95,7 +95,10 @@ def test_real_tiles_add_as_emulated_ones_do(by: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "bug", first_now(["AMX_RELEASE", "AMX_TAIL", "AMX_START", "AMX_CHUNK", "LINEAR_GROUP", "LINEAR_GUARD"], 0)
+    "bug",
+    first_now(
+        ["AMX_RELEASE", "AMX_TAIL", "AMX_START", "AMX_CHUNK", "AMX_PENDING", "LINEAR_GROUP", "LINEAR_GUARD"], 0
+    ),
 )
 def test_a_planted_bug_in_layers_is_caught(bug: str) -> None:
     assert is_caught(mutant(bug, ["linear"], suite.ON), suite.LINEAR)

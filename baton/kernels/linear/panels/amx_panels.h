@@ -32,6 +32,7 @@ class AmxPanels {
 
  private:
   static constexpr int64_t kOwn = 2 * TILE_ROWS * kPanel * 4;  // bytes of two tiles' rows of sums
+  static constexpr int64_t kAll = 2 * TILE_ROWS;               // rows: more than are ever pending
 
   int64_t panel_of(int64_t turn) const { return results_.panel_of(turn); }
 
@@ -97,7 +98,15 @@ class AmxPanels {
   struct Strip {
     int64_t tile, column, begin, end;
     float* sums;  // of the block's rows, 64 apart
-    bool done;    // the last one of the rows
+    bool done;    // the last one of its columns
+  };
+
+  // What becomes of a strip's products while the next one's are under way: tiles and vectors then work side by side.
+  struct Pending {
+    Strip strip;
+    bool two;
+    int64_t rows, at;  // of them; the first that is left
+    bool is_left() const { return at < rows; }
   };
 
   // f(whether two tiles of rows, a strip) for all tiles: strips of so many steps one after another, both halves of the panel in each,
@@ -116,15 +125,41 @@ class AmxPanels {
     ahead_.results = last_ ? results_.lines<kPanel>(panel_ * kPanel, first, count) : ResultRows{};
     for (int64_t begin = 0; begin < steps; begin += strip)
       for (int64_t column = 0; column < kPanel; column += Two ? kPanel / 2 : kPanel)
-        f(std::bool_constant<Two>(), Strip{tile, column, begin, std::min(begin + strip, steps), sums,
-                                           begin + strip >= steps && (!Two || column > 0)});
+        f(std::bool_constant<Two>(), Strip{tile, column, begin, std::min(begin + strip, steps), sums, begin + strip >= steps});
   }
 
-  // A block's sums, with those of the last chunk, go where they belong.
+  // Rows `at` … `at` + `count` - 1 of a strip's sums, with those of the last chunk, go where they belong.
   template <bool Two>
-  BATON_INLINE void finish(const Strip& strip) const {
-    const int64_t first = strip.tile * rows_.per_tile, count = std::min((Two ? 2 : 1) * rows_.per_tile, rows_.m - first);
-    if (strip.done && last_) results_.write<kPanel>(panel_ * kPanel, first, count, strip.sums);
+  void finish(const Strip& strip, int64_t at, int64_t count) const {
+    const int64_t first = strip.tile * rows_.per_tile + at, there = std::min(count, rows_.m - first);
+    if (strip.done && last_ && there > 0)
+      results_.write<AmxSums<Two>::columns>(panel_ * kPanel + strip.column, first, there, strip.sums + at * kPanel + strip.column);
+  }
+
+  // A strip's products, piece by piece; behind each, `settle` has its part of the pending rows.
+  template <TileProduct P, bool Two, class F>
+  BATON_INLINE void multiply(const AmxWeights& weights, const Strip& strip, Pending& pending, F&& settle) {
+    const auto add = [&](const uint8_t* w, int64_t step, int64_t steps) BATON_LAMBDA {
+      add_products<P, Two>(rows_, strip.tile, step, w + 4 * strip.column, steps, ahead_);
+    };
+    if (!pending.is_left()) return weights.each_run(strip.begin, strip.end, add);
+    const int64_t pieces = (strip.end - strip.begin + kAmxPiece - 1) / kAmxPiece, each = (pending.rows + pieces - 1) / pieces;
+    for (int64_t begin = strip.begin; begin < strip.end; begin += kAmxPiece) {
+      weights.each_run(begin, std::min(begin + kAmxPiece, strip.end), add);
+      settle(each);
+    }
+  }
+
+  // The next `count` pending rows, f(whether of two tiles, the first row, how many).
+  template <class F>
+  BATON_INLINE void settle(Pending& pending, int64_t count, F&& f) {
+    const int64_t at = pending.at, rows = std::min(count, pending.rows - at);
+    if (rows <= 0) return;
+    pending.at += rows;
+#ifdef BATON_MUTATION_AMX_PENDING
+    if (at > 0 && at + rows == pending.rows) return;  // a planted bug: the last rows are forgotten
+#endif
+    pending.two ? f(std::true_type(), at, rows) : f(std::false_type(), at, rows);
   }
 
   // What comes behind the chunk is fetched evenly beside its products.
@@ -137,6 +172,10 @@ class AmxPanels {
   void pairs(const AmxWeights& weights) {
     fetch_beside(weights);
     const int64_t strips = end_ - begin_ > kAmxFew ? (weights.all() + kAmxStrip - 1) / kAmxStrip : 1;
+    Pending pending{};
+    const auto settle_some = [&](int64_t count) {
+      settle(pending, count, [&](auto two, int64_t at, int64_t rows) { finish<two()>(pending.strip, at, rows); });
+    };
     each_strip(weights.all(), (weights.all() + strips - 1) / strips, [&](auto two, const Strip& strip) BATON_LAMBDA {
       const AmxSums<two()> sums(strip.sums, rows_.per_tile, strip.column);
 #ifdef BATON_MUTATION_AMX_CHUNK
@@ -144,12 +183,12 @@ class AmxPanels {
 #else
       from_ + strip.begin ? sums.load() : zero_tiles();
 #endif
-      weights.each_run(strip.begin, strip.end, [&](const uint8_t* w, int64_t step, int64_t steps) BATON_LAMBDA {
-        add_products<TILE_BF16, two()>(rows_, strip.tile, step, w + 4 * strip.column, steps, ahead_);
-      });
+      multiply<TILE_BF16, two()>(weights, strip, pending, settle_some);
+      settle_some(kAll);
       sums.store();
-      finish<two()>(strip);
+      if (strip.done && last_) pending = {strip, two(), sums.rows(rows_.per_tile), 0};
     });
+    settle_some(kAll);
   }
 
   // Each group's sum times its scales is added to the rows'.
@@ -171,7 +210,7 @@ class AmxPanels {
           float* to = strip.sums + r * kPanel + n;
           store(to, (from_ + strip.begin ? load(to) : vf{}) + load(part + r * kPanel + n) * load(scales + strip.begin / each * kGroupStride + n));
         }
-      finish<two()>(strip);
+      finish<two()>(strip, 0, sums.rows(rows_.per_tile));
     });
   }
 
@@ -186,39 +225,32 @@ class AmxPanels {
       by_groups<NO_SCALES>(weights, w);
   }
 
-  // A strip's integers are scaled when the next one's products are under way, since tiles are stored long after they were asked for.
-  // Blocks of one kind follow each other: two tiles' halves lie side by side, a single one's strips on top of each other in turn.
+  // A strip's integers are scaled beside the next one's products, since tiles are stored long after they were asked for.
   template <Scales S>
   void by_groups(const AmxWeights& weights, const TileWeights& w) {
     fetch_beside(weights);
     alignas(64) int32_t whole[2 * TILE_ROWS * kPanel];
     const int64_t each = rows_.group / rows_.inputs;
-    Strip before{};
-    bool two_before = false;
-    const auto lies = [&](bool two, const Strip& strip) { return whole + (two ? 0 : strip.begin / each % 2 * TILE_ROWS * kPanel); };
-    const auto add = [&](auto two, const Strip& strip) BATON_LAMBDA {
-      const int64_t g = strip.begin / each, rows = AmxSums<two()>::rows(rows_.per_tile);
-      const int32_t* starts = rows_.starts + strip.tile * rows_.per_tile * rows_.groups + from_ / rows_.group + g;
-      add_group<S>(lies(two(), strip), starts, rows_.groups, rows, strip.column, strip.column + AmxSums<two()>::columns, w,
-                   S == NO_SCALES ? 0 : scale_at(rows_.group) + g * kGroupStride, from_ + strip.begin == 0, strip.sums);
-      finish<two()>(strip);
-    };
-    const auto settle = [&] {
-      if (before.sums) two_before ? add(std::true_type(), before) : add(std::false_type(), before);
-      before.sums = nullptr;
+    Pending pending{};
+    const auto settle_some = [&](int64_t count) {
+      settle(pending, count, [&](auto two, int64_t at, int64_t rows) {
+        const Strip& strip = pending.strip;
+        const int64_t g = strip.begin / each, start = (strip.tile * rows_.per_tile + at) * rows_.groups + from_ / rows_.group + g;
+        add_group<S>(whole + at * kPanel, rows_.starts + start, rows_.groups, rows, strip.column,
+                     strip.column + AmxSums<two()>::columns, w, S == NO_SCALES ? 0 : scale_at(rows_.group) + g * kGroupStride,
+                     from_ + strip.begin == 0, strip.sums + at * kPanel);
+        finish<two()>(strip, at, rows);
+      });
     };
     each_strip(weights.all(), each, [&](auto two, const Strip& strip) BATON_LAMBDA {
-      const AmxSums<two()> sums(lies(two(), strip), rows_.per_tile, strip.column);
-      if (two() != two_before || (!two() && before.begin / each % 2 == strip.begin / each % 2)) settle();
+      const AmxSums<two()> sums(whole, rows_.per_tile, strip.column);
       zero_tiles();
-      weights.each_run(strip.begin, strip.end, [&](const uint8_t* from, int64_t step, int64_t steps) BATON_LAMBDA {
-        add_products<TILE_S8_U8, two()>(rows_, strip.tile, step, from + 4 * strip.column, steps, ahead_);
-      });
+      multiply<TILE_S8_U8, two()>(weights, strip, pending, settle_some);
+      settle_some(kAll);
       sums.store();
-      settle();
-      before = strip, two_before = two();
+      pending = {strip, two(), sums.rows(rows_.per_tile), 0};
     });
-    settle();
+    settle_some(kAll);
   }
 
   const PackedLinear& w_;

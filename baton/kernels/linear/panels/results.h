@@ -92,7 +92,7 @@ struct Results {
     for (int64_t r = 0; r < count; r += kGatedRows, kept += kGatedRows * kPanel, sums += kGatedRows * kPanel) {
       const int64_t rows = std::min(kGatedRows, count - r);
 #ifdef BATON_MUTATION_LINEAR_GATED
-      write_as<Columns>(n0, first, rows, sums, gated, Columns);  // a planted bug: the scales of the first rows
+      write_as<Columns>(n0, 0, rows, sums, gated, Columns);  // a planted bug: the scales of the first rows
 #else
       write_as<Columns>(n0, first + r, rows, sums, gated, Columns);
 #endif
