@@ -14,7 +14,7 @@ namespace baton {
 constexpr int64_t kAmxRows = 8, kAmxRowsW4 = 16;
 constexpr int64_t kAmxChunk = 4096;          // bytes of a row whose weights stay in the L2 cache while rows pass
 constexpr int64_t kAmxStrip = 14;            // steps of two tiles of rows that stay in the nearest cache for both halves of a panel
-constexpr int64_t kAmxPiece = 2;             // steps between which vectors have their turn
+constexpr int64_t kAmxPiece = 4;             // steps between which vectors have their turn
 constexpr int64_t kAmxFew = 4;               // tiles of rows up to which weights are read from afar, and strips would save nothing
 constexpr int64_t kAmxBlockBytes = 1 << 20;  // of rows that pass a panel's chunk together: they stay in the L2 cache from panel to panel
 constexpr int64_t kAmxPanels = 8;            // that pass a chunk one after another, where there are several: their sums stay there, too
