@@ -47,9 +47,13 @@ def loops_of(lines: list[str]) -> list[Loop]:
 def _loop(lines: list[str]) -> Loop:
     codes = [line.split()[0] for line in lines if line and not line.startswith((".", "#"))]
     kinds = {code for code in codes if code.startswith("tdp")}
-    others = [line for line in lines if re.match(r"tile(?!loadd\b)|ldtilecfg", line)]
+    others = [line for line in lines if re.match(r"tile(?!loadd(t1)?\b)|ldtilecfg", line)]
     others += [line for line in lines if line.startswith(("tileload", "vmov")) and re.search(r"%r[sb]p", line)]
-    return Loop({kind: codes.count(kind) for kind in kinds}, codes.count("tileloadd"), tuple(others))
+    return Loop(
+        {kind: codes.count(kind) for kind in kinds},
+        codes.count("tileloadd") + codes.count("tileloaddt1"),
+        tuple(others),
+    )
 
 
 @pytest.mark.parametrize(

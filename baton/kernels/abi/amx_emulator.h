@@ -122,6 +122,7 @@ inline void dot_pairs(int sums, int first, int second) {
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbssd
 #undef _tile_dpbsud
@@ -132,6 +133,7 @@ inline void dot_pairs(int sums, int first, int second) {
 #define _tile_release() baton::emulated::release()
 #define _tile_zero(tile) baton::emulated::zero(tile)
 #define _tile_loadd(tile, base, stride) baton::emulated::load(tile, base, stride)
+#define _tile_stream_loadd(tile, base, stride) baton::emulated::load(tile, base, stride)
 #define _tile_stored(tile, base, stride) baton::emulated::store(tile, base, stride)
 #define _tile_dpbssd(sums, first, second) baton::emulated::dot_bytes<true, true>(sums, first, second)
 #define _tile_dpbsud(sums, first, second) baton::emulated::dot_bytes<true, false>(sums, first, second)

@@ -59,7 +59,8 @@ BATON_INLINE void zero_tiles() {
   _tile_zero(3);
 }
 
-// The sums' tiles += `steps` of rows, tile `first` (and the next one) from `step` on, by weights from `w` on.
+// The sums' tiles += `steps` of rows, tile `first` (and the next one) from `step` on, by weights from `w` on. Beside two tiles of rows
+// weights pass by the nearest cache, which is the rows', and a step's loads are under way before its first product.
 template <TileProduct P, bool Pair>
 BATON_INLINE void add_products(const AmxRows& rows, int64_t first, int64_t step, const uint8_t* w, int64_t steps, AmxAhead& ahead) {
   const char *x = rows.at(first, step), *next = Pair ? rows.at(first + 1, step) : x;
@@ -67,15 +68,19 @@ BATON_INLINE void add_products(const AmxRows& rows, int64_t first, int64_t step,
   tile_fence();
   for (int64_t s = 0; s < steps; ++s, x += apart, next += apart, w += kStepBytes) {
     _tile_loadd(4, x, TILE_BYTES);
-    _tile_loadd(6, w, 4 * kPanel);
-    BATON_TILE_PRODUCT(P, 0, 4, 6);
-    _tile_loadd(7, w + 64, 4 * kPanel);
-    BATON_TILE_PRODUCT(P, 1, 4, 7);
     if constexpr (Pair) {
+      _tile_stream_loadd(6, w, 4 * kPanel);
+      _tile_stream_loadd(7, w + 64, 4 * kPanel);
       _tile_loadd(5, next, TILE_BYTES);
+      BATON_TILE_PRODUCT(P, 0, 4, 6);
+      BATON_TILE_PRODUCT(P, 1, 4, 7);
       BATON_TILE_PRODUCT(P, 2, 5, 6);
       BATON_TILE_PRODUCT(P, 3, 5, 7);
     } else {
+      _tile_loadd(6, w, 4 * kPanel);
+      BATON_TILE_PRODUCT(P, 0, 4, 6);
+      _tile_loadd(7, w + 64, 4 * kPanel);
+      BATON_TILE_PRODUCT(P, 1, 4, 7);
       _tile_loadd(6, w + 128, 4 * kPanel);
       BATON_TILE_PRODUCT(P, 2, 4, 6);
       _tile_loadd(7, w + 192, 4 * kPanel);
