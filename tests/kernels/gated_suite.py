@@ -1,4 +1,6 @@
-"""Checks what holds of products with the gate in their epilogue; each check takes a library with linear and swiglu.
+"""Checks what holds of products with a norm before them or a gate in their epilogue.
+
+Each check takes a library with linear, rms_norm and swiglu.
 
 Knows nothing of pytest. Each check raises AssertionError where the library is wrong.
 """
@@ -11,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from baton.kernels.abi.native import I32, I64, P, declare
+from baton.kernels.abi.native import F32, I32, I64, F, P, declare
 from baton.kernels.linear import cpu
 from baton.kernels.linear.packed import PackedWeight
 from tests.kernels import linear_suite
@@ -44,6 +46,72 @@ def gated(
     assert bool(out[:, n:].isnan().all()), "wrote between its rows"
     assert done or bool(out.isnan().all()), "wrote what it leaves to others"
     return out[:, :n].clone() if done else None
+
+
+class NormedRows(ctypes.Structure):
+    """Mirrors NormedRows of rms_norm/normed.h."""
+
+    _fields_ = [("x", P), ("delta", P), ("weight", P), ("eps", F)]
+
+
+EPS = 1e-5
+
+
+def norm_after_norm(library: ctypes.CDLL, x: Tensor, delta: Tensor | None, scale: Tensor) -> Tensor:
+    """Returns the norm of x + delta, and leaves that sum in x."""
+    out, add = torch.empty_like(x), None if delta is None else delta.data_ptr()
+    call = declare(library, "rms_norm", P, P, P, F, I64, I64, P)
+    call(x.data_ptr(), add, scale.data_ptr(), EPS, *x.shape, out.data_ptr())
+    return out
+
+
+def normed(
+    library: ctypes.CDLL,
+    x: Tensor,
+    delta: Tensor | None,
+    scale: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    halves: bool,
+) -> Tensor | None:
+    """Returns the product of the norms, gated if ``halves``, or None if the library leaves it to others."""
+    call = declare(library, "linear_normed", P, P, I64, P, I32, P, I32, I64, result=I32)
+    n, before = weight.n // 2 if halves else weight.n, x.clone()
+    room = torch.full((len(x) + 2, n + 6), torch.nan)
+    rows = NormedRows(x.data_ptr(), None if delta is None else delta.data_ptr(), scale.data_ptr(), EPS)
+    add = None if bias is None else bias.data_ptr()
+    done = call(weight.address, ctypes.addressof(rows), len(x), add, halves, room[1:].data_ptr(), F32, n + 6)
+    assert done or (bool(room.isnan().all()) and torch.equal(x, before)), "wrote what it leaves to others"
+    assert bool(room[[0, -1]].isnan().all()), "wrote around its rows"
+    assert bool(room[:, n:].isnan().all()), "wrote between its rows"
+    return room[1:-1, :n].clone() if done else None
+
+
+def norms_within_a_product_change_no_bit(library: ctypes.CDLL) -> None:
+    """Forms of weights that tiles multiply, with the gate and without; the sums of x and delta are left in x."""
+    by_tiles = hasattr(library, "baton_amx_users")
+    for number, (inner, k, m) in enumerate(SHAPES):
+        linear_suite.set_threads(library, 1 + number % 3)
+        for form in ("bf16", "int8", "int4 g32", "int4 g128"):
+            torch.manual_seed(number)
+            weight, scale = linear_suite.FORMS[form](torch.randn(2 * inner, k)), torch.randn(k)
+            bias = torch.randn(2 * inner) if number % 2 else None
+            for halves in (False, True):
+                x, delta = torch.randn(m, k), torch.randn(m, k) if number != 1 else None
+                same = x.clone()
+                found = normed(library, x, delta, scale, weight, bias, halves)
+                assert found is not None or not by_tiles or form.startswith("int4"), (form, m)
+                if found is None:
+                    continue
+                rows = norm_after_norm(library, same, delta, scale)
+                wanted = (
+                    both(library, rows, weight, bias, torch.float32)
+                    if halves
+                    else cpu.run(linear_suite.bound(library), rows, weight, bias)
+                )
+                assert torch.equal(x, same), (form, inner, k, m)
+                assert torch.equal(found, wanted), (form, inner, k, m, halves)
+    linear_suite.set_threads(library, 2)
 
 
 def it_has_the_bits_of_both_ops(library: ctypes.CDLL) -> None:
@@ -90,4 +158,5 @@ CHECKS: tuple[Callable[[ctypes.CDLL], None], ...] = (
     it_has_the_bits_of_both_ops,
     a_row_of_nan_stays_alone,
     few_rows_and_odd_halves_are_left_to_two_ops,
+    norms_within_a_product_change_no_bit,
 )

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../abi/shares.h"
+#include "../rms_norm/normed.h"
 #include "../swiglu/product.h"
 #include "panels/amx_panels.h"
 #include "panels/half_panel.h"
@@ -259,6 +260,9 @@ void with_order(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x
   }
 }
 
+// Whether an epilogue may gate, of weights that are multiplied as a whole.
+bool is_whole(const PackedLinear& w) { return w.kind < 2 * LINEAR_A16 && w.kind != LINEAR_W8_OUTLIERS && !is_ordered(w.kind); }
+
 }  // namespace
 }  // namespace baton
 
@@ -270,11 +274,23 @@ BATON_API int32_t baton_linear_gated(const baton::PackedLinear* w, const void* x
                                      const float* bias, void* out, int32_t out_dtype, int64_t out_stride) {
   using namespace baton;
   const int64_t gates = w->n / 2;
-  const bool known = w->kind < 2 * LINEAR_A16 && w->kind != LINEAR_W8_OUTLIERS && !is_ordered(w->kind);
-  if (m < kGatedFrom || !known || w->n % (2 * kPanel)) return 0;
+  if (m < kGatedFrom || !is_whole(*w) || w->n % (2 * kPanel)) return 0;
   Results results{w, bias, out, out_dtype, out_stride, nullptr, m};
   results.gates = gates;
   return linear(*w, x, x_dtype, x_stride, m, results), 1;
+}
+
+BATON_API int32_t baton_linear_normed(const baton::PackedLinear* w, const baton::NormedRows* rows, int64_t m, const float* bias,
+                                      int32_t gated, void* out, int32_t out_dtype, int64_t out_stride) {
+  using namespace baton;
+#if BATON_AMX
+  if (m < kGatedFrom || !is_whole(*w) || (gated && w->n % (2 * kPanel)) || !by_amx(*w, m)) return 0;
+  Results results{w, bias, out, out_dtype, out_stride, nullptr, m};
+  results.gates = gated ? w->n / 2 : 0;
+  return amx_linear(*w, rows->x, F32, w->k, m, results, rows), 1;
+#else
+  return 0;
+#endif
 }
 
 BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m,

@@ -11,12 +11,8 @@ BATON_API void baton_rms_norm(float* x, const float* delta, const float* weight,
   const int32_t parts = rows * hidden < 16384 ? 1 : int32_t(rows < 4 * threads() ? rows : 4 * threads());
   parallel_for(parts, [&](int32_t task) {
     const Range range = part(rows, 1, parts, task);
-    for (int64_t row = range.begin; row < range.end; row++) {
-      float* to = x + row * hidden;
-      if (delta)
-        for (int64_t i = 0; i < hidden; i++) to[i] += delta[row * hidden + i];
-      if (out) norm_row(to, weight, eps, int(hidden), out + row * hidden);
-    }
+    for (int64_t at = range.begin * hidden; at < range.end * hidden; at += hidden)
+      add_and_norm(x + at, delta ? delta + at : nullptr, weight, eps, hidden, out ? out + at : nullptr);
   });
 }
 

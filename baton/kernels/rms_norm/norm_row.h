@@ -53,4 +53,11 @@ BATON_INLINE void norm_row(const float* x, const float* weight, float eps, int n
     store_part(to + i, load_part(x + i, n - i) * scale * load_part(weight + i, n - i), n - i);
 }
 
+// x += delta unless that is null; to = the norm of it, unless `to` is null.
+BATON_INLINE void add_and_norm(float* x, const float* delta, const float* weight, float eps, int64_t n, float* to) {
+  if (delta)
+    for (int64_t i = 0; i < n; i++) x[i] += delta[i];
+  if (to) norm_row(x, weight, eps, int(n), to);
+}
+
 }  // namespace baton

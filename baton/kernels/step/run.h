@@ -11,6 +11,7 @@
 #include "../moe/adapted.h"
 #include "../moe/own_experts.h"
 #include "../paged_attention/own_heads.h"
+#include "../rms_norm/normed.h"
 #include "../rms_norm/part.h"
 #include "../rms_norm/rms_norm.h"
 #include "../rope_append/own_heads.h"
@@ -54,7 +55,9 @@ class Run : public StepRegisters {
 
   // Runs the first of `count` ops, with those behind it that go into its epilogue; returns how many.
   int32_t some(const Op* ops, int32_t count) {
-    if (const int32_t found = gated(ops, count)) return found;
+    if (ops->kind == OP_RMS_NORM && ops->window && count > 1)
+      if (const int32_t found = normed(ops, count)) return found;
+    if (const int32_t found = gated(ops, count, nullptr)) return found;
     return op(*ops), 1;
   }
 
@@ -76,14 +79,25 @@ class Run : public StepRegisters {
  private:
   // Runs a product with its gate where `window` says that nobody else reads what is between them. Runs the product behind both, too, by
   // rows in bf16, if it alone reads them and would round them so. Returns how many ops that were.
-  int32_t gated(const Op* ops, int32_t count) const {
+  // `rows`: those of the product are the norms of these.
+  int32_t gated(const Op* ops, int32_t count, const NormedRows* rows) const {
     if (count < 2 || ops->kind != OP_LINEAR || !ops->window) return 0;
     const Op &o = ops[0], &gate = ops[1], *behind = count > 2 && gate.window && rounds_to_bf16(*ops[2].weight) ? ops + 2 : nullptr;
-    if (!baton_linear_gated(o.weight, at(o.in), F32, width(o.in), s_.rows, o.bias, at(gate.out), behind ? BF16 : F32, width(gate.out)))
+    const int32_t dtype = behind ? BF16 : F32;
+    if (!(rows ? baton_linear_normed(o.weight, rows, s_.rows, o.bias, 1, at(gate.out), dtype, width(gate.out))
+               : baton_linear_gated(o.weight, at(o.in), F32, width(o.in), s_.rows, o.bias, at(gate.out), dtype, width(gate.out))))
       return 0;
     if (!behind) return 2;
     baton_linear(behind->weight, at(gate.out), BF16, width(gate.out), s_.rows, behind->bias, at(behind->out), F32, width(behind->out));
     return 3;
+  }
+
+  // Runs a norm with the product that alone reads it, and with what goes into its epilogue; returns how many ops that were.
+  int32_t normed(const Op* ops, int32_t count) const {
+    const Op &norm = ops[0], &o = ops[1];
+    const NormedRows rows{at(norm.in), norm.delta < 0 ? nullptr : at(norm.delta), norm.norm, norm.eps};
+    if (const int32_t found = gated(ops + 1, count - 1, &rows)) return 1 + found;
+    return baton_linear_normed(o.weight, &rows, s_.rows, o.bias, 0, at(o.out), F32, width(o.out)) ? 2 : 0;
   }
 
   void form(const Op& o) {

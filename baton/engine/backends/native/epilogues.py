@@ -1,7 +1,6 @@
-"""Finds gates that a CPU's step may compute in the epilogue of the product before them.
+"""Finds ops that a CPU's step may compute within a product: the norm before it, and the gate behind it.
 
-Knows nothing of kernels. A product followed by its gate writes the gate's result alone, so nobody else may read the
-product's register.
+Knows nothing of kernels. What lies between such ops isn't written, so nobody else may read its register.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from baton.engine.program.ops import Adapt, Linear, Op, SwiGlu
+from baton.engine.program.ops import Adapt, Linear, Op, RmsNorm, SwiGlu
 from baton.kernels.step import structs
 
 
@@ -24,6 +23,14 @@ def mark_gates(ops: Sequence[Op], compiled: Sequence[structs.Op], registers: Map
         then = ops[at + 2] if at + 2 < len(ops) else None
         if isinstance(then, Linear) and then.x == after.out:
             compiled[at + 1].window = int(_is_over(after.out, ops, at + 3, registers))
+
+
+def mark_norms(ops: Sequence[Op], compiled: Sequence[structs.Op], registers: Mapping[str, int]) -> None:
+    """Sets ``window`` to 1 in the compiled forms of norms in ``ops`` that the linear behind them alone reads."""
+    for at, (op, after) in enumerate(pairwise(ops)):
+        if not isinstance(op, RmsNorm) or not isinstance(after, Linear) or compiled[at].kind != structs.RMS_NORM:
+            continue
+        compiled[at].window = int(after.x == op.out != op.x and _is_over(op.out, ops, at + 2, registers))
 
 
 def names_of(op: Op, fields: Iterable[str], registers: Mapping[str, int]) -> set[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.backends.native.epilogues import mark_gates
+from baton.engine.backends.native.epilogues import mark_gates, mark_norms
 from baton.engine.backends.native.head_biases import HeadBiases
 from baton.engine.backends.native.span_program import SpanCompiler
 from baton.engine.backends.span_ops import SPAN_OPS, outputs
@@ -77,6 +77,7 @@ class NativeProgram:
         found = [self._compiled(op) for op in program.ops]
         if layout is not None:
             mark_gates(program.ops, found, self.registers)
+            mark_norms(program.ops, found, self.registers)
         self.foreign = frozenset(at for at, op in enumerate(found) if op.kind == structs.FOREIGN)
         self._array = (structs.Op * len(found))(*found)
         self._weights = weights if keep else {}  # without a check, what was packed needs no second copy

@@ -279,8 +279,9 @@ inline int64_t amx_runs(const AmxRows& rows, int64_t panels, int64_t blocks) {
   return std::min(panels, std::max(least, (4 * threads() + blocks - 1) / blocks));
 }
 
-inline void amx_linear(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
-  const AmxRows rows = prepare_amx(w, x, x_dtype, x_stride, m);
+inline void amx_linear(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results,
+                       const NormedRows* normed = nullptr) {
+  const AmxRows rows = prepare_amx(w, x, x_dtype, x_stride, m, normed);
   Results own = results;
   own.row_scales = rows.inputs == 32 ? nullptr : rows.scales;
   const int64_t panels = (w.n + kPanel - 1) / kPanel, blocks = amx_blocks(rows, panels), runs = amx_runs(rows, panels, blocks);

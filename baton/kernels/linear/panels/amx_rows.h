@@ -3,6 +3,8 @@
 //   [tile of rows][step][row][64 bytes: 64 int8 or 32 bf16], zeros past k and behind the last row
 #pragma once
 #include "../../abi/amx.h"
+#include "../../rms_norm/norm_row.h"
+#include "../../rms_norm/normed.h"
 #include "rows.h"
 
 #if BATON_AMX
@@ -75,17 +77,32 @@ inline AmxRows amx_shape(const PackedLinear& w, int64_t m) {
   return rows;
 }
 
-inline AmxRows prepare_amx(const PackedLinear& w, const void* x, int32_t dtype, int64_t x_stride, int64_t m) {
+inline const float* delta_of(const NormedRows& rows, int64_t row, int64_t k) {
+#ifdef BATON_MUTATION_LINEAR_NORMED
+  return rows.delta;  // a planted bug: every row gets the first one's
+#else
+  return rows.delta ? rows.delta + row * k : nullptr;
+#endif
+}
+
+// `normed`: the rows are what norms make of these, while they are near.
+inline AmxRows prepare_amx(const PackedLinear& w, const void* x, int32_t dtype, int64_t x_stride, int64_t m, const NormedRows* normed) {
   AmxRows rows = amx_shape(w, m);
   const int64_t count = rows.rows(), x_bytes = count * rows.steps * TILE_BYTES, start_bytes = up(count * rows.groups * 4, 64);
   rows.x = (char*)scratch(SCRATCH_CALLER, size_t(x_bytes + start_bytes + count * 4));
   rows.starts = (int32_t*)(rows.x + x_bytes), rows.scales = (float*)(rows.x + x_bytes + start_bytes);
   const int32_t parts = m * w.k < 1 << 15 ? 1 : int32_t(std::min<int64_t>(count, 4 * threads()));
   parallel_for(parts, [&](int32_t p) {
-    char* own = (char*)scratch(SCRATCH_TASK, size_t(rows.steps * TILE_BYTES));
+    const size_t bytes = size_t(rows.steps * TILE_BYTES);
+    char* own = (char*)scratch(SCRATCH_TASK, bytes + (normed ? size_t(w.k) * 4 : 0));
     const Range range = part(count, 1, parts, p);
-    for (int64_t r = range.begin; r < range.end; ++r)
-      deal_amx_row(rows, r, (const char*)x + std::min(r, m - 1) * x_stride * (dtype == BF16 ? 2 : 4), dtype, own);
+    for (int64_t r = range.begin; r < range.end; ++r) {
+      const char* row = (const char*)x + std::min(r, m - 1) * x_stride * (dtype == BF16 ? 2 : 4);
+      if (normed) row = own + bytes;
+      if (normed && r < m)
+        add_and_norm(normed->x + r * w.k, delta_of(*normed, r, w.k), normed->weight, normed->eps, w.k, (float*)row);
+      deal_amx_row(rows, r, row, dtype, own);
+    }
   });
   return rows;
 }

@@ -1,4 +1,4 @@
-"""A gate in its product's epilogue: the bits of two ops in a whole step, and who else reads what they share."""
+"""Norms and gates within products: the bits of single ops in a whole step, and who else reads what they share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from baton.bench.engine.models import SIZES, random_runner
-from baton.engine.backends.native.epilogues import mark_gates
+from baton.engine.backends.native.epilogues import mark_gates, mark_norms
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
-from baton.engine.program.ops import Adapt, Add, Linear, Op, SwiGlu
+from baton.engine.program.ops import Adapt, Add, Linear, Op, RmsNorm, SwiGlu
 from baton.kernels.abi import native
 from baton.kernels.step import structs
 from baton.protos.nouns import Sampling
@@ -47,7 +47,7 @@ def test_a_gate_in_the_epilogue_changes_no_bit_of_a_step(scheme: str, monkeypatc
     tokens, pages, between = ran(runner, 150)
     assert bool(between.isnan().all()), "the product was written"
     for op in runner._program._array:
-        if op.kind in (structs.LINEAR, structs.SWIGLU):
+        if op.kind in (structs.RMS_NORM, structs.LINEAR, structs.SWIGLU):
             op.window = 0
     others, as_pages, between = ran(runner, 150)
     assert not bool(between.isnan().any())
@@ -75,3 +75,24 @@ def test_only_what_nobody_else_reads_is_marked(ops: Sequence[Op], marks: Sequenc
     compiled = [structs.Op() for _ in ops]
     mark_gates(ops, compiled, {name: at for at, name in enumerate(("x", "both", "other", "act", "delta"))})
     assert [op.window for op in compiled] == list(marks)
+
+
+NORM = RmsNorm("x", "delta", "scale", 1e-5, "normed")
+
+
+@pytest.mark.parametrize(
+    ("ops", "mark"),
+    [
+        ((NORM, Linear("normed", "wide", None, "both")), 1),
+        ((NORM, Linear("normed", "wide", None, "both"), NORM, Linear("normed", "wide", None, "both")), 1),
+        ((NORM, Linear("normed", "wide", None, "both"), Linear("normed", "other", None, "act")), 0),
+        ((NORM, Linear("normed", "wide", None, "both"), Adapt("normed", "wide", "both")), 0),
+        ((NORM, Linear("x", "wide", None, "both")), 0),
+        ((RmsNorm("x", None, "scale", 1e-5, "x"), Linear("x", "wide", None, "both")), 0),
+        ((NORM, Add("x", "delta"), Linear("normed", "wide", None, "both")), 0),
+    ],
+)
+def test_only_norms_that_nobody_else_reads_are_marked(ops: Sequence[Op], mark: int) -> None:
+    compiled = [structs.Op(kind=structs.RMS_NORM) for _ in ops]
+    mark_norms(ops, compiled, {name: at for at, name in enumerate(("x", "both", "normed", "act", "delta"))})
+    assert compiled[0].window == mark
