@@ -195,8 +195,7 @@ class WorkerControl:
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
-        if not 0 <= grace_s <= MAX_GRACE_S or math.isnan(grace_s):
-            raise InvalidRequest(f"grace_seconds {grace_s}: give 0 to {MAX_GRACE_S:g}", "grace_seconds")
+        require_grace(grace_s)
         if self._role_asked.done():
             return self._pending(role)
         if role == self.info.role:
@@ -289,6 +288,10 @@ class WorkerShell(stubs.WorkerServicer):
 
     async def Drain(self, request: w.DrainRequest, context: grpc.aio.ServicerContext) -> w.DrainResponse:
         """Drains the worker; answers when no request runs any more."""
+        try:
+            require_grace(request.grace_seconds)
+        except BatonError as error:
+            await abort(context, error)
         finished, cancelled = await self._control.drain(request.grace_seconds)
         return w.DrainResponse(finished=finished, cancelled=cancelled)
 
@@ -372,3 +375,9 @@ class WorkerShell(stubs.WorkerServicer):
                     )
         except BatonError as error:
             await abort(context, error)
+
+
+def require_grace(grace_s: float) -> None:
+    """Raises InvalidRequest unless ``grace_s`` is a number of seconds from 0 to MAX_GRACE_S."""
+    if not 0 <= grace_s <= MAX_GRACE_S:  # nan is neither
+        raise InvalidRequest(f"grace_seconds {grace_s}: give 0 to {MAX_GRACE_S:g}", "grace_seconds")

@@ -261,6 +261,9 @@ async def test_drain_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -
         endless = await router.admit("e", prompt_of(30, 1), greedy(8000), True)
         assert endless.pages
         worker = stubs.WorkerStub(router.channels[1])
+        for nonsense in (-1.0, float("nan"), float("inf")):  # begins no drain
+            with pytest.raises(grpc.aio.AioRpcError, match=r"grace_seconds .*give 0 to 600"):
+                await worker.Drain(w.DrainRequest(grace_seconds=nonsense))
         drain = worker.Drain(w.DrainRequest(grace_seconds=500.0))
         await router.drains()
         assert (await router.admit("late", [1], greedy())).error.type == "Draining"
