@@ -1052,6 +1052,7 @@ BUGS = (
         "            yield\n",
         faults=("role", "ratio"),
         size=msgspec.structs.replace(TURNED, kept_roles=0.5),
+        missed="a change has to last longer than a turn's lease of 5 s while another router asks for one",
     ),
     Bug(
         "what a drain's grace has left is cancelled instead of sent elsewhere",
@@ -1084,6 +1085,7 @@ BUGS = (
         "        return",
         faults=("drain",),
         size=DRAINED,
+        missed="an engine has to go on for longer with what a drain has cancelled than the answer takes to come",
     ),
     Bug(
         "who asks for the role of a worker that is held waits until time runs out",
