@@ -22,8 +22,8 @@ from baton.cluster.departures import Departure, Departures, last_words
 from baton.cluster.membership import BEAT_S, PolledRoster, WorkerEntry
 from baton.cluster.store.kept_values import Answers, KeptValues
 from baton.protos.errors import Unavailable
-from baton.protos.lasting import lasting
 from baton.protos.rpc import heed_cancel
+from baton.tasks.lasting import lasting
 
 log = logging.getLogger("baton.cluster")
 How = Literal["drain", "eject"]

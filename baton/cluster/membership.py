@@ -23,10 +23,10 @@ from baton.cluster.departures import KEPT, Departure, Departures
 from baton.cluster.prefix_index import CHANGE, Argument, PrefixPublisher
 from baton.cluster.store.connections import MOST, CancellableConnection, ReloadingConnection, WaitingPool
 from baton.cluster.store.patience import CircuitBreaker
-from baton.protos.lasting import lasting
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
+from baton.tasks.lasting import lasting
 
 log = logging.getLogger("baton.cluster")
 

@@ -38,10 +38,10 @@ from baton.controller.ratio_decision import ControlSettings, History, RatioDecis
 from baton.controller.replica_decision import ReplicaDecision, decide_replicas
 from baton.controller.replicas import SLOT, ReplicaControl
 from baton.controller.twin_error import twin_error
-from baton.protos.beside import beside
 from baton.protos.errors import BatonError
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.dispatch.role_control import RoleChange, RoleControl
+from baton.tasks.beside import beside
 
 log = logging.getLogger("baton.controller")
 

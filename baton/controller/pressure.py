@@ -183,8 +183,9 @@ def _decode(demand: Demand, backlog: Backlog, workers: WorkerLimits, decode: int
     demand = _with_queue(demand, backlog, horizon_s)
     context, rate = max(demand.context, 1.0), demand.output_tokens / decode
     arriving = max(rate / max(capacity(workers, context), 1e-9), _seats(demand, workers, decode, context))
-    unknown = backlog.unseated if not demand.output_tokens else backlog.waiting  # or how long answers will be
-    there = (backlog.running + unknown) / decode
+    # Without answers nobody knows how long queued ones will be: they count as those that wait at workers do.
+    waiting = backlog.waiting if demand.output_tokens else backlog.unseated
+    there = (backlog.running + waiting) / decode
     step = workers.step_seconds(min(there, workers.max_batch), context) / workers.slo_step
     seats = there / workers.max_batch
     pool = there * context / (FULL_POOL * max(workers.kv_tokens, 1))

@@ -240,9 +240,8 @@ class Scenario(msgspec.Struct, frozen=True):
     sight: Sight = Sight()  # what the model's layers see
     # of which workers of a role keep KV in turn; none: plain pages. Of floats the first is the prefill workers'.
     page_kinds: tuple[PageKind, ...] = ()
-    machines: int = (
-        0  # on which workers lend one another cores, a prefill and a decode one on each or more; 0: none do
-    )
+    # Machines on which workers lend one another cores, a prefill and a decode one on each or more; 0: none do.
+    machines: int = 0
     pace_s: float = 0.0  # seconds between two steps of answers while prompts are read on the same cores
     host_counts: tuple[int, ...] = ()  # of which workers' ranks are on so many hosts in turn; none: on one
     pins: tuple[PrefixPin, ...] = ()  # by time

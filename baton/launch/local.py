@@ -25,7 +25,7 @@ from baton.process.children import ChildProcess, OnStart, python
 from baton.process.processes import adopt_orphans, kill_session, reap_orphans
 from baton.process.security import ray_environment
 from baton.protos.errors import BatonError, ConfigError, StartupError, from_info
-from baton.protos.lasting import lasting
+from baton.tasks.lasting import lasting
 
 HOST_GRACE_S = 1.5  # seconds that workers have to end by themselves
 RAY_GRACE_S = 3.5  # seconds that Ray's processes have to end by themselves

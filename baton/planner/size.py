@@ -105,7 +105,7 @@ def size(
 
 
 def _order(sized: AcceleratorSizing) -> tuple[bool, bool, float, int]:
-    """Those without a price come behind those that have one: nobody knows whether they are cheaper."""
+    """Returns the sort key of an answer: unpriced ones follow, because nobody knows whether they are cheaper."""
     return sized.found is None, sized.per_hour is None, sized.per_hour or 0.0, sized.accelerators
 
 
@@ -146,15 +146,8 @@ def _size(
         found = least_workers(last[1], question.slo, question.want, 1, question.most)
         if found is not None:
             count = found.prefill + found.decode
-            return _row(
-                name,
-                form,
-                sheet,
-                found,
-                count,
-                None if price is None else price * count,
-                "; ".join(dict.fromkeys(said)),
-            )
+            dollars = None if price is None else price * count
+            return _row(name, form, sheet, found, count, dollars, "; ".join(dict.fromkeys(said)))
         said.append(f"{form.precision.name}: {_missed(last[1], question)}")
     if last is not None:
         said.append(least_sufficient(last[1], question.slo, question.want, question.most + 1))

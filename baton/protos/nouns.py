@@ -12,6 +12,7 @@ from baton.protos.version import PROTOCOL as PROTOCOL
 from baton.protos.version import product_version
 
 BLOCK_TOKENS = 16  # tokens of a run of KV as kernels read it; pages hold whole runs
+RECORDED_ADAPTERS = 1 << 20  # adapters' numbers from here on mean the same in all trace files that routers write
 EVERY_BLOCK = 1 << 31  # a number of blocks that no sequence has
 MAX_LOGPROBS = 20  # alternatives per token, as many as OpenAI's API gives
 POOLINGS = (

@@ -37,7 +37,6 @@ from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
 from baton.process.security import router_dialer
-from baton.protos.beside import beside
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing
 from baton.router.adapters.registry import AdapterRegistry
@@ -67,6 +66,7 @@ from baton.router.request.request import ChoiceSummary, RouterRequest
 from baton.router.text.catalog import ModelCatalog
 from baton.router_host.metrics import SharedMetrics
 from baton.router_host.overview import make_overview, watch_handovers
+from baton.tasks.beside import beside
 
 
 class RouterIdentity(msgspec.Struct, frozen=True):

@@ -27,10 +27,10 @@ from baton.process.heap import settle_heap
 from baton.process.loop_watch import watching
 from baton.process.security import public_identity, show_ends
 from baton.protos.errors import BatonError
-from baton.protos.lasting import counting_failures
 from baton.router.server import RouterAddress, serve_router
 from baton.router_host.compose import RouterIdentity, running_parts
 from baton.router_host.pool import run_pool
+from baton.tasks.lasting import counting_failures
 
 log = logging.getLogger("baton.router")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from baton.cluster.config import BatonConfig, RouterConfig
 from baton.process.children import ChildProcess, python
 from baton.protos.errors import ConfigError
-from baton.protos.lasting import lasting
+from baton.tasks.lasting import lasting
 
 GRACE_S = 2.0  # seconds beyond the router's own grace before a process is killed
 log = logging.getLogger("baton.router")

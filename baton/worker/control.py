@@ -32,10 +32,10 @@ from baton.protos.nouns import (
     WorkerInfo,
     process_of,
 )
-from baton.protos.outlasting import outlasted
 from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.tasks.outlasting import outlasted
 from baton.worker.adapter_calls import NO_ADAPTERS, AdapterCalls
 from baton.worker.cache.pins import PrefixPins
 from baton.worker.engine_progress import EngineProgress

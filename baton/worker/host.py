@@ -41,8 +41,8 @@ from baton.process.security import identity_of, show_end
 from baton.process.time_limit import end_if_loop_stalls, end_with, end_within
 from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import ErrorInfo, StartupError, Unavailable, WorkerLost, to_info
-from baton.protos.lasting import counting_failures, lasting
 from baton.protos.nouns import WorkerInfo
+from baton.tasks.lasting import counting_failures, lasting
 from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess

@@ -17,9 +17,9 @@ from baton.cluster.roles import RoleWishes
 from baton.cluster.roster_news import RosterNews
 from baton.engine.backends.ranks.hosts.layout import places_of_ranks
 from baton.protos.channel import EngineReady
-from baton.protos.lasting import lasting
 from baton.protos.nouns import WorkerInfo, of_this_build
 from baton.protos.rpc import heed_cancel
+from baton.tasks.lasting import lasting
 from baton.worker.figures.report import WorkerReport
 from baton.worker.peers import Peers
 from baton.worker.server import RoleRuntime

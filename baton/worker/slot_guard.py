@@ -20,8 +20,8 @@ from redis.exceptions import RedisError
 from baton.cluster.membership import connect, end_task
 from baton.cluster.store.slot_lease import SlotLease
 from baton.kv.wire.describing import this_host
-from baton.protos.lasting import lasting
 from baton.protos.rpc import heed_cancel
+from baton.tasks.lasting import lasting
 from baton.worker.spec import WorkerSpec
 
 LEAVE_S = 1.0  # seconds for giving the slot's lease back; without that it runs out by itself

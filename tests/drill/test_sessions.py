@@ -44,5 +44,5 @@ def test_a_turn_that_goes_home_to_a_worker_that_never_had_the_session_is_seen(
 ) -> None:
     homes = itertools.count()
     monkeypatch.setattr(SessionHomes, "home", lambda self, request, workers: workers[next(homes) % len(workers)])
-    found = [violation for seed in range(8) for violation in play(conversing(seed), first_only=True).violations]
+    found = [violation for seed in range(8) for violation in play(conversing(seed)).violations]
     assert any("its session's home, whose last turn" in violation for violation in found), found

@@ -122,7 +122,7 @@ def test_a_plan_for_another_engine_has_no_values(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_measured_profile_have_its_ranks_and_chunk_and_no_gpu(tmp_path: Path) -> None:
-    """It was measured on a CPU: "device: cuda" with a GPU for each rank was written for it."""
+    """A profile that was measured on a CPU asks for no GPU, however many ranks it has."""
     costs = load_profile("laptop")
     ranks = "[ranks]\nshared = 'tp'\ncount = 2\nwidths = [1, 2]\nmeetings = 8\nmeeting_s = 1e-5\n"
     profile = tmp_path / "measured.toml"

@@ -218,7 +218,7 @@ def simulated(scenario: ClusterScenario) -> list[Flight]:
 
 
 def test_a_request_years_before_the_others_costs_no_window_for_every_minute_between() -> None:
-    """It took 400 times 28 million windows."""
+    """Windows in which nothing arrives are not kept: there would be 28 million, drawn 400 times."""
     late = tuple(TraceRequest(1.7e9 + i, 600, 5) for i in range(5))
     made = Trace("t", (TraceRequest(0.0, 600, 5), *late))
     found, _ = sweep(2, ClusterScenario(SimSettings(0, 2), COSTS, COSTS, made), Slo(10.0, 0.1))
@@ -272,7 +272,7 @@ def test_a_measured_profile_is_simulated_with_its_own_chunk() -> None:
 
 @pytest.mark.parametrize("option", ["--adapter-cost", "--acceptance"])
 def test_a_url_at_which_no_router_answers_is_said_of_the_option_that_gave_it(option: str) -> None:
-    """It said to pass --url, which these commands don't have."""
+    """The error names the option that took the URL, because these commands have no --url."""
     flags = ["--trace", str(MOONCAKE), "--profile", "laptop", "--seconds", "4"]
     done = CliRunner().invoke(app, ["sim", *flags, option, "http://127.0.0.1:1"])
     assert done.exit_code == 1

@@ -19,9 +19,9 @@ from baton.kernels.abi.cores import LentCores
 from baton.launch.redis_server import RedisServer
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
-from baton.protos.beside import beside
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable
 from baton.protos.nouns import EngineRequest, KvLayout, Sampling, WorkerInfo, process_of
+from baton.tasks.beside import beside
 from baton.worker import drafts, engine_main, membership
 from baton.worker.control import WorkerControl
 from baton.worker.engine_main import build, successor

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.protos.beside import beside
 from baton.protos.rpc import heed_cancel
+from baton.tasks.beside import beside
 
 ASK_AGAIN_S = 0.05  # seconds between two tries of who waits for another's lease
 RENEWALS = 3  # in the time that a lease lasts

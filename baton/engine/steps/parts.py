@@ -1,4 +1,4 @@
-"""What an engine's loop works with, whatever its role. Torch-free.
+"""Holds the parts that an engine's loop works with, whatever its role. Torch-free.
 
 Knows nothing of steps.
 """

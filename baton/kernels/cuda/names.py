@@ -9,14 +9,29 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def short(mangled: str) -> str:
     """Returns the kernel's name without namespaces and arguments, but with its template arguments."""
     plain = re.sub(r"\(anonymous namespace\)::|\bbaton::|^void ", "", _demangled(mangled))
     return re.sub(r"\(int\)", "", plain[: _arguments_at(plain)])
+
+
+def named(wanted: Mapping[str, T], kernels: Iterable[str]) -> tuple[list[tuple[str, T]], list[str]]:
+    """Returns each of ``kernels`` that a glob in ``wanted`` names, with what is wanted of it, and a message for
+    each glob that names none.
+    """
+    known = list(kernels)
+    found = {glob: [name for name in known if fnmatchcase(name, glob)] for glob in wanted}
+    missing = [f"no kernel is named {glob}" for glob, names in found.items() if not names]
+    return [(name, wanted[glob]) for glob, names in found.items() for name in names], missing
 
 
 def noted(line: str) -> str:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from baton.protos.outlasting import outlasted
+from baton.tasks.outlasting import outlasted
 
 
 class AccessRevoked(Exception):

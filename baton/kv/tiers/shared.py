@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from baton.kv.tiers.blobs import BlobStore, blob_bytes, is_name, name_of, packed, unpacked
-from baton.protos.lasting import lasting
-from baton.protos.outlasting import outlasted
+from baton.tasks.lasting import lasting
+from baton.tasks.outlasting import outlasted
 
 T = TypeVar("T")
 log = logging.getLogger("baton.kv")

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 
 from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import RECORDED_ADAPTERS
 
 MOONCAKE_BLOCK_TOKENS = 512  # tokens of a block in the Mooncake traces
 MAX_LENGTH = 1 << 24  # tokens of a prompt or an answer at most
-FILE_ADAPTERS = 1 << 20  # adapters' numbers below this one are of one file alone
 MAX_TIME_S = 253_402_300_800.0  # seconds at most: those of the year 10,000, so that a wrong unit is noticed
 
 
@@ -127,10 +127,10 @@ def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Tra
 def joined(traces: Sequence[Trace]) -> Trace:
     """Returns several files of one cluster as one trace, by arrival, with hash ids and adapters renumbered.
 
-    Hash ids mean the same in all files, and so do adapters' numbers of FILE_ADAPTERS and above, as routers give
-    them; lower ones are numbered per file.
+    Hash ids mean the same in all files, and so do adapters' numbers of RECORDED_ADAPTERS and above, as routers
+    give them; lower ones are numbered per file.
     """
-    adapters: dict[tuple[int, int], int] = {}
+    adapters: dict[tuple[int | None, int], int] = {}
     requests = sorted(
         (_renumbered(r, at, adapters) for at, t in enumerate(traces) for r in t.requests), key=lambda r: r.arrival
     )
@@ -147,11 +147,11 @@ def joined(traces: Sequence[Trace]) -> Trace:
     )
 
 
-def _renumbered(request: TraceRequest, file: int, adapters: dict[tuple[int, int], int]) -> TraceRequest:
+def _renumbered(request: TraceRequest, file: int, adapters: dict[tuple[int | None, int], int]) -> TraceRequest:
     if not request.adapter:
         return request
-    known = (-1 if request.adapter >= FILE_ADAPTERS else file), request.adapter
-    number = adapters.setdefault(known, len(adapters) + 1)
+    of = None if request.adapter >= RECORDED_ADAPTERS else file
+    number = adapters.setdefault((of, request.adapter), len(adapters) + 1)
     return msgspec.structs.replace(request, adapter=number)
 
 

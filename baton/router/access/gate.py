@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from baton.protos.beside import beside
 from baton.protos.errors import Forbidden, QuotaExceeded, Unauthenticated
 from baton.protos.rpc import heed_cancel
 from baton.router.access.caller import Caller
 from baton.router.access.keys import ApiKey, KeyRing
+from baton.tasks.beside import beside
 
 SPEND_EVERY_S = 0.25  # seconds between two writes of what answers have used
 

@@ -50,12 +50,12 @@ class JsonCounts(msgspec.Struct, frozen=True):
 
 
 async def offload_if(is_large: bool, work: Callable[..., _T], *args: object) -> _T:
-    """Returns ``work(*args)``, run in a thread if ``is_large``.
+    """Returns ``work(*args)``, run in a thread if ``is_large``, as ``offloaded`` does."""
+    return await offloaded(work, *args) if is_large else work(*args)
 
-    ``work`` should release the GIL now and then.
-    """
-    if not is_large:
-        return work(*args)
+
+async def offloaded(work: Callable[..., _T], *args: object) -> _T:
+    """Returns ``work(*args)``, run in a thread. ``work`` should release the GIL now and then."""
     return await asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args))
 
 

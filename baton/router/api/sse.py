@@ -17,7 +17,7 @@ from baton.protos.errors import BatonError, Cancelled
 from baton.protos.json import Json
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import error_json
-from baton.router.api.large import offload_if, sliced_json
+from baton.router.api.large import offloaded, sliced_json
 
 DONE = b"data: [DONE]\n\n"
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class EventStream(Response):
         try:
             async for event in self._events:
                 large = style.is_large(event)
-                body = await offload_if(True, style.encode_large, event) if large else style.encode(event)
+                body = await offloaded(style.encode_large, event) if large else style.encode(event)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await _send(send, self._style.done)
         except Exception as error:

@@ -20,7 +20,6 @@ import msgspec
 
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.store.patience import CircuitBreaker
-from baton.protos.lasting import lasting
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.dispatch.adapters.control import AdapterBounds, AdapterControl
 from baton.router.dispatch.adapters.keeper import AdapterKeeper
@@ -43,6 +42,7 @@ from baton.router.request.context_class import ContextClasses, ContextClassLike
 from baton.router.request.request import ChoiceSummary, RouterRequest
 from baton.router.workers.link_table import LinkTable
 from baton.router.workers.roster import RosterReader
+from baton.tasks.lasting import lasting
 from baton.tls.rpc import PLAIN, Dialer
 
 

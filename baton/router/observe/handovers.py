@@ -15,9 +15,9 @@ from typing import Protocol
 import msgspec
 
 from baton.kv.layout.bridge import obstacles_between
-from baton.protos.beside import beside
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import KvLayout, WorkerInfo
+from baton.tasks.beside import beside
 
 log = logging.getLogger("baton.router")
 

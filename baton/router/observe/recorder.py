@@ -22,6 +22,7 @@ import msgspec
 from baton.cluster.prefix_index import HASH_BYTES
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS as HASHED_TOKENS
+from baton.protos.nouns import RECORDED_ADAPTERS
 
 BLOCK_TOKENS = 512  # tokens of a recorded block, as in Mooncake's traces
 BLOCK_BYTES = BLOCK_TOKENS // HASHED_TOKENS * HASH_BYTES  # of a chain
@@ -68,7 +69,7 @@ class TraceRecorder:
         self._young: dict[int, int] = {}  # blocks' ids, in two generations
         self._old: dict[int, int] = {}
         self._adapters: dict[str, int] = {}
-        self._before_adapters = int.from_bytes(entropy(4), "little") << 20
+        self._before_adapters = (1 + int.from_bytes(entropy(4), "little")) * RECORDED_ADAPTERS
         self._file = self._open()
 
     def record(

@@ -181,7 +181,7 @@ class ModelCatalog:
             known = [model.model_id for model in self._models()] or list(self._entries)
             return known[0] if len(known) == 1 else ""
         adapter = self._adapters.served().get(name or (key.adapter if key is not None else ""))
-        if adapter is not None:
+        if adapter is not None and CALLER.get().may_use(adapter.tenant):
             return adapter.model_id
         return name if name in self._entries or any(model.model_id == name for model in self._models()) else ""
 

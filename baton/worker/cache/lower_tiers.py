@@ -23,8 +23,8 @@ from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
 from baton.kv.tiers.writeback import WriteBack
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError
-from baton.protos.lasting import lasting
 from baton.protos.nouns import KvLayout, WorkerInfo
+from baton.tasks.lasting import lasting
 from baton.worker.environment import Engine, WorkerEnvironment
 from baton.worker.spec import CacheSpec, WorkerSpec
 

@@ -118,7 +118,7 @@ def test_blocks_that_do_not_fit_are_said_by_what_they_take() -> None:
         "gone": {"blocks": 1, "shared": 0},
     }
     assert occupancy.lacking(wanted, {"attend<1>": cost}, {"attend<1>": 128}) == [
-        "3 blocks of attend<1> fit on a multiprocessor, and 4 are counted on", "no kernel is named gone",
+        "no kernel is named gone", "3 blocks of attend<1> fit on a multiprocessor, and 4 are counted on",
     ]  # fmt: skip
 
 
@@ -135,7 +135,7 @@ LOADS = """
 
 
 def test_loads_are_under_way_until_one_of_their_registers_is_named() -> None:
-    code = in_flight.instructions(LOADS)
+    code = disassembly.parsed(LOADS)
     assert [each.mnemonic for each in code["only"]][:3] == ["LDG.E.128.CONSTANT", "LDG.E.128", "IADD3"]
     assert list(in_flight.under_way(code["only"], r"LDG\.E.*")) == [1, 2, 1]  # the third's address is the second's
     assert list(in_flight.under_way(code["only"], r"LDG\.E.*", r"WARPGROUP.*")) == [2, 1]

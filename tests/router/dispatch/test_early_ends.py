@@ -150,7 +150,7 @@ async def test_a_deadline_in_the_queue_or_in_the_past_is_exceeded():
 
 
 async def test_the_time_of_one_that_can_wait_begins_when_it_is_placed():
-    """As a line of a batch job: after a busy hour it would be answered with a 504 for good."""
+    """A batch job's line that waited for an hour would otherwise be answered with a 504 for good."""
     async with cluster(max_batch=1) as c:
         c.d[0].hold_tokens.clear()
         [first] = c.open(SHORT)

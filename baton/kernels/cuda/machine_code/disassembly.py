@@ -16,18 +16,26 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from baton.kernels.abi.build import BuildError
 from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build
-from baton.kernels.cuda.names import short
+from baton.kernels.cuda.names import named, short
 
 EXPECT = Path(__file__).parents[1] / "records" / "expect.json"
 _LINE = re.compile(
-    r"Function : (?P<name>\S+)|/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<mnemonic>[A-Z][A-Z0-9_.x]+)"
+    r"Function : (?P<name>\S+)"
+    r"|/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<mnemonic>[A-Z][\w.]+)(?P<operands>[^;\n]*);"
 )
+
+
+class Instruction(NamedTuple):
+    """One line of machine code: its mnemonic with modifiers, and what stands behind it."""
+
+    mnemonic: str
+    operands: str
 
 
 def cuobjdump() -> str:
@@ -41,31 +49,37 @@ def cuobjdump() -> str:
     return found
 
 
-def mnemonics(cubin: Path) -> dict[str, Counter[str]]:
-    """Returns, by kernel, the number of instructions by mnemonic with modifiers. Raises BuildError."""
-    found: dict[str, Counter[str]] = {}
+def instructions(cubin: Path) -> dict[str, list[Instruction]]:
+    """Returns the instructions of each kernel, in order. Raises BuildError."""
+    return parsed(run_tool([cuobjdump(), "-sass", str(cubin)]))
+
+
+def parsed(text: str) -> dict[str, list[Instruction]]:
+    """Returns, by kernel, the instructions in what ``cuobjdump -sass`` printed."""
+    found: dict[str, list[Instruction]] = {}
     name = ""
-    for line in _LINE.finditer(run_tool([cuobjdump(), "-sass", str(cubin)])):
+    for line in _LINE.finditer(text):
         if line["name"]:
             name = short(line["name"])
-            found[name] = Counter()
+            found[name] = []
         else:
-            found[name][line["mnemonic"]] += 1
+            found[name].append(Instruction(line["mnemonic"], line["operands"]))
     return found
+
+
+def mnemonics(cubin: Path) -> dict[str, Counter[str]]:
+    """Returns, by kernel, the number of instructions by mnemonic with modifiers. Raises BuildError."""
+    return {name: Counter(each.mnemonic for each in code) for name, code in instructions(cubin).items()}
 
 
 def missing(expect: Mapping[str, list[str]], kernels: Mapping[str, Counter[str]]) -> list[str]:
     """Returns a message for each condition of ``expect`` that one op's ``kernels`` don't meet."""
-    said = []
-    for pattern, wanted in expect.items():
-        names = [name for name in kernels if fnmatchcase(name, pattern)]
-        if not names:
-            said.append(f"no kernel is named {pattern}")
-        for name in names:
-            for regex in wanted:
-                has = any(re.fullmatch(regex.removeprefix("!"), mnemonic) for mnemonic in kernels[name])
-                if has == regex.startswith("!"):
-                    said.append(f"{name} has {'an' if has else 'no'} instruction like {regex.removeprefix('!')}")
+    found, said = named(expect, kernels)
+    for name, wanted in found:
+        for regex in wanted:
+            has = any(re.fullmatch(regex.removeprefix("!"), mnemonic) for mnemonic in kernels[name])
+            if has == regex.startswith("!"):
+                said.append(f"{name} has {'an' if has else 'no'} instruction like {regex.removeprefix('!')}")
     return said
 
 

@@ -14,20 +14,14 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
-from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build
-from baton.kernels.cuda.machine_code.disassembly import cuobjdump
-from baton.kernels.cuda.names import short
+from baton.kernels.cuda.machine_code.disassembly import Instruction, instructions
+from baton.kernels.cuda.names import named
 
 RECORD = Path(__file__).parents[1] / "records" / "in_flight.json"
-_LINE = re.compile(
-    r"Function : (?P<name>\S+)"
-    r"|/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<mnemonic>[A-Z][\w.]+)(?P<operands>[^;\n]*);"
-)
 _REGISTER = re.compile(r"\bR(\d+)\b")
 _BITS = re.compile(r"\.(64|128)\b")
 
@@ -38,26 +32,6 @@ class WantedLoads(TypedDict, total=False):
     loads: str
     least: int
     before: str
-
-
-class Instruction(NamedTuple):
-    """One line of machine code: its mnemonic with modifiers, and what stands behind it."""
-
-    mnemonic: str
-    operands: str
-
-
-def instructions(text: str) -> dict[str, list[Instruction]]:
-    """Returns, by kernel, the instructions in what ``cuobjdump -sass`` printed."""
-    found: dict[str, list[Instruction]] = {}
-    name = ""
-    for line in _LINE.finditer(text):
-        if line["name"]:
-            name = short(line["name"])
-            found[name] = []
-        else:
-            found[name].append(Instruction(line["mnemonic"], line["operands"]))
-    return found
 
 
 def under_way(code: Sequence[Instruction], loads: str, before: str = "") -> Iterator[int]:
@@ -87,17 +61,13 @@ def lacking(wanted: Mapping[str, WantedLoads], kernels: Mapping[str, Sequence[In
     """Returns a message for each kernel that has fewer loads under way than are ``wanted``, and for each pattern
     without a kernel.
     """
-    said = []
-    for pattern, need in wanted.items():
-        names = [name for name in kernels if fnmatchcase(name, pattern)]
-        if not names:
-            said.append(f"no kernel is named {pattern}")
-        for name in names:
-            before = need.get("before", "")
-            counts = list(under_way(kernels[name], need["loads"], before))
-            found = min(counts, default=0) if before else max(counts, default=0)
-            if found < need["least"]:
-                said.append(f"{name} has {found} loads under way together, and {need['least']} are meant")
+    found, said = named(wanted, kernels)
+    for name, need in found:
+        before = need.get("before", "")
+        counts = list(under_way(kernels[name], need["loads"], before))
+        together = min(counts, default=0) if before else max(counts, default=0)
+        if together < need["least"]:
+            said.append(f"{name} has {together} loads under way together, and {need['least']} are meant")
     return said
 
 
@@ -105,8 +75,7 @@ def check() -> list[str]:
     """Returns a message for each violation of ``in_flight.json``. Raises BuildError."""
     wanted, said = json.loads(RECORD.read_text()), []
     for made in build.cubins(wanted):
-        kernels = instructions(run_tool([cuobjdump(), "-sass", str(made.cubin)]))
-        said += [f"{made.op}: {line}" for line in lacking(wanted[made.op], kernels)]
+        said += [f"{made.op}: {line}" for line in lacking(wanted[made.op], instructions(made.cubin))]
     return said
 
 

@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypedDict
 
@@ -21,7 +20,7 @@ from baton.kernels.abi.compiler import run_tool
 from baton.kernels.cuda import build, ledger
 from baton.kernels.cuda.ledger import Cost
 from baton.kernels.cuda.machine_code.disassembly import cuobjdump
-from baton.kernels.cuda.names import short
+from baton.kernels.cuda.names import named, short
 
 RECORD = Path(__file__).parents[1] / "records" / "occupancy.json"
 # Of a multiprocessor of compute capability 9.0 (CUDA C++ Programming Guide, technical specifications).
@@ -66,17 +65,11 @@ def lacking(wanted: Mapping[str, Wanted], costs: Mapping[str, Cost], threads: Ma
     """Returns a message for each kernel of which fewer blocks fit than are ``wanted``, and for each pattern without
     a kernel.
     """
-    said = []
-    for pattern, need in wanted.items():
-        names = [name for name in costs if fnmatchcase(name, pattern)]
-        if not names:
-            said.append(f"no kernel is named {pattern}")
-        fits = {name: fitting(costs[name], threads[name], need["shared"]) for name in names}
-        said += [
-            f"{fit} blocks of {name} fit on a multiprocessor, and {need['blocks']} are counted on"
-            for name, fit in fits.items()
-            if fit < need["blocks"]
-        ]
+    found, said = named(wanted, costs)
+    for name, need in found:
+        fit = fitting(costs[name], threads[name], need["shared"])
+        if fit < need["blocks"]:
+            said.append(f"{fit} blocks of {name} fit on a multiprocessor, and {need['blocks']} are counted on")
     return said
 
 

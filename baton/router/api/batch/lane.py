@@ -20,8 +20,6 @@ from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, StoredFi
 from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BatonError, StorageFull, Unauthenticated, Unavailable
 from baton.protos.json import Json
-from baton.protos.lasting import lasting
-from baton.protos.outlasting import outlasted
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
 from baton.router.access.keys import ApiKey
@@ -31,6 +29,8 @@ from baton.router.api.batch.held_job import HeldJob, JobCancel
 from baton.router.api.batch.lines import BatchLine, by_model, read_lines
 from baton.router.api.batch.side_by_side import JobAsk, JobsUnderWay, LinePlace
 from baton.router.api.large import INLINE_BYTES, offload_if
+from baton.tasks.lasting import lasting
+from baton.tasks.outlasting import outlasted
 
 LEASE_S = 10.0  # seconds that a claim holds without being renewed
 LOOK_EVERY_S = 0.5  # seconds between two looks for open jobs

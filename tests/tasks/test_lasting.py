@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import baton
-from baton.protos import lasting as module
-from baton.protos.lasting import counting_failures, lasting
+from baton.tasks import lasting as module
+from baton.tasks.lasting import counting_failures, lasting
 
 ROOT = Path(baton.__file__).parent
 # Where endless work is a part of other work, which waits for it and ends with it.
@@ -80,7 +80,7 @@ def test_endless_work_is_started_as_lasting_work_alone() -> None:
     assert {"_run", "run", "watch_scale", "beat"} <= endless, "the search itself works"
     found = {(file, name) for file, tree in trees.items() for name in started(tree) if name in endless}
     allowed = {(file, name) for file, names in WAITED_FOR.items() for name in names}
-    assert found - allowed == set(), "start it by baton.protos.lasting.lasting"
+    assert found - allowed == set(), "start it by baton.tasks.lasting.lasting"
     assert allowed - found == set(), "these are started so no more"
 
 
@@ -91,7 +91,7 @@ def sources() -> Iterator[Path]:
 
 
 def is_endless(node: ast.AST) -> bool:
-    """Whether this is a coroutine with a loop that only an exception ends."""
+    """Returns whether ``node`` is a coroutine with a loop that only an exception ends."""
     return isinstance(node, ast.AsyncFunctionDef) and any(
         isinstance(part, ast.While)
         and isinstance(part.test, ast.Constant)
@@ -101,7 +101,7 @@ def is_endless(node: ast.AST) -> bool:
 
 
 def of_itself(node: ast.AST) -> Iterator[ast.AST]:
-    """All parts of ``node`` but those of functions within it."""
+    """Yields all parts of ``node`` but those of functions within it."""
     for part in ast.iter_child_nodes(node):
         yield part
         if not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
@@ -109,7 +109,7 @@ def of_itself(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def started(tree: ast.AST) -> Iterator[str]:
-    """The names of the functions whose coroutines become tasks in another way."""
+    """Yields the names of the functions whose coroutines become tasks in another way."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called(node) in ("create_task", "ensure_future") and node.args:
             work = node.args[0]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.protos.beside import beside
+from baton.tasks.beside import beside
 
 
 async def test_work_runs_while_entered_and_has_ended_afterwards() -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from baton.protos.lasting import Work, lasting
+from baton.tasks.lasting import Work, lasting
 
 
 @asynccontextmanager
