@@ -14,8 +14,7 @@ from baton.engine.load import QUIET_THREADS
 from baton.launch.redis_server import RedisServer
 from baton.process.processes import end_sessions
 from baton.worker.slots import close_slots, holders
-from tests import cpu_times, seeds, warm
-from tests.parallel import collected, rewriting
+from tests import cpu_times, rewriting, seeds, warm
 
 NO_AUTHORITY = Path(__file__).parent / "data/no_authority.pem"
 """A certificate that signs nothing, because an HTTP client reads the public ones for 28 ms, and none is called."""
@@ -55,16 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(*QUIET_THREADS)  # before torch is imported: spinning threads take the others' cores
     if config.getoption(cpu_times.OPTION):
         config.pluginmanager.register(cpu_times.CpuTimes())
-    if config.getoption("numprocesses", None) and not config.getoption("collectonly"):
+    if config.getoption("numprocesses", None):
         warm.share()
-        collected.share(config)
     seeds.choose_examples()
     seeds.seed_all(seeds.run_seed())  # for what modules draw while they are collected
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if hasattr(session.config, "workerinput"):
-        rewriting.rewrite_all(session.config, Path(__file__).parent)
+    rewriting.rewrite_share(session.config, Path(__file__).parent)
 
 
 def pytest_report_header() -> str:

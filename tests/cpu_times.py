@@ -18,7 +18,6 @@ import pytest
 from xdist.workermanage import WorkerController
 
 OPTION = "--cpu-times"
-COLLECTION = "(collection)"  # among the names of files
 SHARE_SHOWN = 0.9  # of all CPU seconds is in the files that are listed, because the rest is noise
 
 
@@ -49,7 +48,7 @@ class CpuTimes:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
-        return (yield from self._counted(COLLECTION)) if isinstance(collector, pytest.Module) else (yield)
+        return (yield from self._counted("(collection)")) if isinstance(collector, pytest.Module) else (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -66,13 +65,7 @@ class CpuTimes:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
-            if session.config.workerinput["workerid"] != "gw0":
-                self._forget(COLLECTION)  # done once, before the processes were forked
             session.config.workeroutput["cpu_times"] = [dict(self.own), dict(self.children), dict(self.wall)]
-
-    def _forget(self, name: str) -> None:
-        for counted in (self.own, self.children, self.wall):
-            counted.pop(name, None)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: WorkerController) -> None:

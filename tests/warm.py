@@ -194,26 +194,26 @@ class Request(NamedTuple):
     fds: list[int]  # of the log, and those that come under ``numbers``
 
 
-def serve(listener: socket.socket, life: int = 0, most_fds: int = 1) -> tuple[bytes, list[int]]:
-    """Forks for whoever asks until the pipe ``life`` is closed; returns in each child, with what asked for it."""
+def serve(listener: socket.socket) -> Request:
+    """Forks for whoever asks, until nobody may any more; returns in each child, with what it is to be."""
     ends: Ends = {}
     with selectors.DefaultSelector() as selector:
-        selector.register(life, selectors.EVENT_READ)
+        selector.register(sys.stdin, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj == life:
-                    os._exit(0)  # who started us is gone
+                if key.fileobj is sys.stdin:
+                    sys.exit(0)  # who started us is gone
                 if key.fileobj is not listener:
                     selector.unregister(key.fd)
                     _tell_end(*ends.pop(key.fd))
                     os.close(key.fd)
                     continue
                 connection, _ = listener.accept()
-                data, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, most_fds)
+                data, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, MOST_PASSED)
                 if (pid := os.fork()) == 0:
                     _close((listener, connection), ends)
-                    return data, fds
+                    return Request(*json.loads(data), fds)
                 for fd in fds:
                     os.close(fd)
                 ends[fd := os.pidfd_open(pid)] = pid, connection
@@ -329,8 +329,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in each child"
-    data, fds = serve(socket.socket(fileno=int(fd)), most_fds=MOST_PASSED)
-    become(Request(*json.loads(data), fds))
+    become(serve(socket.socket(fileno=int(fd))))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from _pytest.assertion import rewrite
 
-from tests.parallel.rewriting import rewrite_module
+from tests.rewriting import rewrite_module
 
 
 def test_what_is_cached_is_what_pytest_would_load_and_follows_the_source(

@@ -1,7 +1,7 @@
-"""Rewrites the assertions of test modules before a parallel run collects them, on every core.
+"""Rewrites the assertions of test modules once for all processes of a parallel run, each its share of the files.
 
-Without it the one process that collects does so in a fresh clone, while the other cores wait. pytest offers no
-other way to fill its cache than to import the modules. Knows nothing of tests.
+Without it each process of a run in a fresh clone rewrites every module, because all of them collect all tests.
+Knows nothing of tests. pytest offers no other way to fill its cache than to import the modules.
 """
 
 from __future__ import annotations
@@ -19,24 +19,15 @@ from _pytest.assertion import rewrite
 PATTERNS = "conftest.py", "test_*.py"
 
 
-def rewrite_all(config: pytest.Config, folder: Path) -> None:
-    """Writes the rewritten modules of ``folder`` to pytest's cache, if they aren't there, by a process per core."""
-    if sys.dont_write_bytecode or rewrite.assertstate_key not in config.stash:
+def rewrite_share(config: pytest.Config, folder: Path) -> None:
+    """Writes the rewritten modules of this process's share of ``folder`` to pytest's cache, if they aren't there;
+    does nothing in a run of one process.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or sys.dont_write_bytecode or rewrite.assertstate_key not in config.stash:
         return
-    count = len(os.sched_getaffinity(0))
-    helpers = []
-    for number in range(1, count):
-        if (pid := os.fork()) == 0:
-            _rewrite_share(config, folder, number, count)
-            os._exit(0)
-        helpers.append(pid)
-    _rewrite_share(config, folder, 0, count)
-    for pid in helpers:
-        os.waitpid(pid, 0)
-
-
-def _rewrite_share(config: pytest.Config, folder: Path, number: int, count: int) -> None:
-    for path in itertools.islice(_modules(folder), number, None, count):
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in itertools.islice(_modules(folder), number % count, None, count):
         with contextlib.suppress(OSError, SyntaxError, ValueError):  # pytest tells, if it collects that module
             rewrite_module(config, path)
 
