@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol
@@ -78,6 +78,7 @@ class Slab:
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
         self._sums: dict[int, int] = {}
         self._block_of: list[bytes | None] = [None] * store.slots
+        self._gone: deque[bytes] = deque()  # blocks that left since ``drain_gone``
         self._order: EvictionOrder = PageOrder(store.slots)
         if eviction == "worth":
             self._order = WorthOrder(store.slots, self._block_of)
@@ -166,6 +167,13 @@ class Slab:
         if slot is not None:
             self._order.discard([slot])
             self._blank(slot)
+            self._gone.append(block)
+
+    def drain_gone(self) -> list[bytes]:
+        """Returns the blocks that were evicted or dropped since the last call, some of which may be back. Any thread
+        may call it.
+        """
+        return [self._gone.popleft() for _ in range(len(self._gone))]
 
     def check(self) -> None:
         """Asserts that each slot holds one block or none."""
@@ -184,6 +192,7 @@ class Slab:
         assert block is not None, "only slots with a block are in the order"
         del self._slots[block]
         self._blank(slot)
+        self._gone.append(block)
         self.evicted += 1
         return block
 

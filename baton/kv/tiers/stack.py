@@ -97,15 +97,18 @@ class Tiers:
         """Returns the hashes of the blocks that any tier has."""
         return {block for tier in self.tiers for block in tier.slab.hashes()}
 
-    async def store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> set[bytes]:
-        """Copies pages to all tiers; blocks already there are touched. Returns the blocks that no tier has any more
-        because of it.
-        """
+    async def store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> None:
+        """Copies pages to all tiers; blocks already there are touched."""
         if self.duty < 1.0:
-            pushed = [gone async for gone in self._stored_gently(blocks, pages)]
+            await self._store_gently(blocks, pages)
         else:
-            pushed = await self._everywhere(_put, blocks, pages)
-        return {block for gone in pushed for block in gone if block not in self}
+            await self._everywhere(_put, blocks, pages)
+
+    def drain_gone(self) -> set[bytes]:
+        """Returns the blocks that no tier has any more, of those that a tier evicted, found damaged or couldn't read
+        since the last call.
+        """
+        return {block for tier in self.tiers for block in tier.slab.drain_gone() if block not in self}
 
     async def touch(self, blocks: Sequence[bytes]) -> None:
         """Makes ``blocks`` the most recently used ones of every tier, so that they are evicted last."""
@@ -138,14 +141,12 @@ class Tiers:
         """Returns how many blocks to copy at once."""
         return BATCH if self.duty >= 1.0 else max(1, min(BATCH, PIECE_BYTES // len(pages[0])))
 
-    async def _stored_gently(
-        self, blocks: Sequence[bytes], pages: Sequence[memoryview]
-    ) -> AsyncGenerator[list[bytes], None]:
+    async def _store_gently(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> None:
         for at in range(0, len(blocks), step := self._batch(pages) if pages else BATCH):
             for tier in self.tiers:
                 if tier.hung:
                     continue
-                yield await self._gently(tier, _put, blocks[at : at + step], pages[at : at + step])
+                await self._gently(tier, _put, blocks[at : at + step], pages[at : at + step])
 
     async def _everywhere(self, work: Callable[[Slab, Touching, *Ts], T], *args: *Ts) -> list[T]:
         """Runs ``work`` concurrently on all tiers that don't hang; when it ends, it has ended on each of them."""
@@ -183,9 +184,9 @@ def _timed(
     return timed
 
 
-def _put(slab: Slab, touching: Touching, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> list[bytes]:
-    gone = [slab.put(block, page, touching) for block, page in zip(blocks, pages, strict=True)]
-    return [block for block in gone if block is not None]
+def _put(slab: Slab, touching: Touching, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> None:
+    for block, page in zip(blocks, pages, strict=True):
+        slab.put(block, page, touching)
 
 
 def _touch(slab: Slab, touching: Touching, blocks: Sequence[bytes]) -> None:

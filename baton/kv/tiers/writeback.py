@@ -91,6 +91,7 @@ class WriteBack:
         if all(map(self._tiers.everywhere, blocks)) and not self._shareable(blocks):
             async with asyncio.timeout(STALL_S):
                 await self._tiers.touch(blocks)
+            self._holdings.stored((), self._tiers.drain_gone())
             return
         key = next(self._keys)
         self._asked[key] = asked = asyncio.get_running_loop().create_future()
@@ -109,14 +110,15 @@ class WriteBack:
 
     async def _store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> Exception | None:
         """Copies blocks to this worker's own tiers; returns the error if that failed, because the caller shares
-        them first.
+        them first. Some are stored then all the same, and others were evicted for them.
         """
         try:
             async with asyncio.timeout(STALL_S):
-                gone = await self._tiers.store(blocks, pages)
+                await self._tiers.store(blocks, pages)
         except Exception as error:
             return error
-        self._holdings.stored(blocks, gone)
+        finally:
+            self._holdings.stored(blocks, self._tiers.drain_gone())
         return None
 
     def _shareable(self, blocks: Sequence[bytes]) -> bool:

@@ -23,6 +23,7 @@ from tests.deploy.helm.charts import (
     check,
     check_native,
     one,
+    pod_specs,
     profile,
     render,
     render_in_cluster,
@@ -271,6 +272,20 @@ def _pods(part) -> list:
 def _pod_specs(part) -> list:
     """Every spec of a pod within a manifest."""
     return [pod["spec"] for pod in _pods(part)]
+
+
+@pytest.mark.parametrize("mode", ["pods", "raycluster"])
+def test_a_disk_tier_is_used_and_leaves_its_claim_room_for_the_filesystem(mode: str) -> None:
+    def size(**pool: object) -> int:
+        decode = {"diskTier": {"enabled": True, "size": "1.5Ti"}} | pool
+        manifests = render({"workers": {"mode": mode, "pools": {"decode": decode}}})
+        (spec,) = [spec for name, spec in pod_specs(manifests) if name.endswith("decode")]
+        (said,) = [e["value"] for e in spec["containers"][0]["env"] if e["name"] == "BATON_WORKER__DISK_TIER_BYTES"]
+        return int(said)
+
+    assert size() == int(0.9 * 1.5 * (1 << 40))
+    assert size(diskTier={"enabled": True, "size": "500G"}) == 450 * 10**9
+    assert size(settings={"disk_tier_bytes": 1 << 30}) == 1 << 30
 
 
 def test_a_raycluster_has_a_group_per_pool_that_offers_its_role() -> None:

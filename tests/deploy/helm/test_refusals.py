@@ -30,6 +30,12 @@ WRONG = {
     "workers: {defaults: {gpus: 1}}": "device is cpu: set device: cuda",
     "workers: {defaults: {settings: {batch: 3}}}": "/workers/defaults/settings': additional properties 'batch'",
     "workers: {pools: {decode: {settings: {port: 9000}}}}": "pools.decode.settings.port is set by the chart",
+    "workers: {pools: {decode: {diskTier: {enabled: true}, settings: {disk_tier_dir: /x}}}}": (
+        "workers.pools.decode.settings.disk_tier_dir is set by the chart where diskTier.enabled is"
+    ),
+    "{workers: {defaults: {diskTier: {enabled: true}}}, config: {worker: {disk_tier_dir: /x}}}": (
+        "config.worker.disk_tier_dir is set by the chart"
+    ),
     "workers: {pools: {decode: {minReplicas: 9}}}": "pools.decode.minReplicas 9 is more than its maxReplicas",
     "workers: {ports: {grpc: 8101}}": "workers.ports: grpc, data and metrics",
     "workers: {ports: {grpc: 0}}": "/workers/ports/grpc",

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.kv.tiers import disk, stack
+from baton.kv.tiers import disk, stack, writeback
 from baton.kv.tiers.disk import DiskTier
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.memory import host_slab
@@ -54,6 +54,11 @@ class Tiered(Sharer):
     def _publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
         self.index.difference_update(removed)
         self.index.update(added)
+
+    @property
+    def held(self) -> set[bytes]:
+        """What the device and the tiers hold."""
+        return {*self.pool.findable()} | self.tiers.hashes()
 
     def report(self) -> None:
         """Reports changes and idle pages, as the engine does ten times a second."""
@@ -284,6 +289,35 @@ async def test_a_disk_that_fails_costs_the_blocks_it_fails_on(monkeypatch):
             await worker.rest()
         assert worker.holds(CHAIN[:20]) == 20
         assert worker.tiers.tiers[0].slab.failed > 1
+        await worker.close()
+
+
+async def test_the_index_hears_of_blocks_that_are_damaged():
+    worker = await with_a_chain_below(host=60)
+    worker.tiers.tiers[0].slab.store.pages[:] ^= 1
+    await worker.lift(CHAIN[:20])
+    assert worker.tiers.tiers[0].slab.damaged
+    worker.compute(chain(22, salt=2))
+    await worker.rest()
+    assert worker.index == worker.held
+    await worker.close()
+
+
+async def test_the_index_hears_of_blocks_that_went_for_others_that_came_too_slowly(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Tiered(pages=24, host=0, disk=16, folder=Path(folder))
+        worker.compute(CHAIN[:16])
+        await worker.rest()
+        monkeypatch.setattr(writeback, "STALL_S", 0.05)
+        stuck = Stuck(worker.tiers.tiers[0].slab.store, "flush")
+        worker.compute(chain(22, salt=1))
+        await worker.rest()
+        stuck.go_on.set()
+        stuck.undo()
+        monkeypatch.undo()
+        worker.compute(chain(22, salt=2))
+        await worker.rest()
+        assert worker.index == worker.held
         await worker.close()
 
 

@@ -92,10 +92,20 @@ imagePullSecrets:
 {{- else if and (kindIs "string" $ratio) (not (hasKey $pool "replicas")) -}}
 {{- $_ := set $pool "replicas" 1 -}}
 {{- end -}}
+{{- if and $pool.diskTier.enabled (not (hasKey $pool.settings "disk_tier_bytes")) (not (hasKey (default dict $.Values.config.worker) "disk_tier_bytes")) -}}
+{{- $_ := set $pool.settings "disk_tier_bytes" (include "baton.diskTierBytes" $pool.diskTier.size | int64) -}}
+{{- end -}}
 {{- $_ := set $out $name $pool -}}
 {{- end -}}
 {{- end -}}
 {{ toYaml $out }}
+{{- end -}}
+
+{{/* Bytes of files in a claim of this size: nine tenths, because the filesystem takes its part of it. */}}
+{{- define "baton.diskTierBytes" -}}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 "m" 0.001 -}}
+{{- $number := regexFind "^[0-9.]+" . -}}
+{{- mulf 0.9 (float64 $number) (float64 (get $units (trimPrefix $number .))) | int64 -}}
 {{- end -}}
 
 {{/* One TOML value. Helm's numbers are floats: whole ones are written as integers. */}}

@@ -55,6 +55,10 @@
 {{- range $key, $_ := default dict $pool.settings -}}
 {{- if has $key (list "model" "host" "port" "data_port" "metrics_port" "drain_grace_s" "device" "rank_hosts" "rank_key_file" "rank_wait_s") -}}{{ include "baton.refuse" (printf "workers.pools.%s.settings.%s is set by the chart: use model, workers.ports, workers.drainSeconds or the pool's device and rankHosts" $name $key) }}{{- end -}}
 {{- end -}}
+{{- $disk := mergeOverwrite (deepCopy $.Values.workers.defaults.diskTier) (deepCopy (default dict $pool.diskTier)) -}}
+{{- range list (dict "at" (printf "workers.pools.%s.settings" $name) "of" $pool.settings) (dict "at" "workers.defaults.settings" "of" $.Values.workers.defaults.settings) (dict "at" "config.worker" "of" $.Values.config.worker) -}}
+{{- if and $disk.enabled (hasKey (default dict .of) "disk_tier_dir") -}}{{ include "baton.refuse" (printf "%s.disk_tier_dir is set by the chart where diskTier.enabled is: drop one of them" .at) }}{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if not $roles.decode -}}{{ include "baton.refuse" "workers.pools has no pool with role: decode; add one, every answer is written by a decode worker" }}{{- end -}}
