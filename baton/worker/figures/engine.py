@@ -14,7 +14,7 @@ from baton.cost.fit import AdaptedStepFit
 from baton.protos.channel import Stats
 from baton.protos.measurements import EngineWork, ExpertCopies, ExpertLoad, SpeculationTotals, WorkerLoad
 from baton.protos.nouns import WorkerInfo
-from baton.worker.figures.rates import Rates, bytes_read, flops, work_totals
+from baton.worker.figures.rates import BUSY, Rates, bytes_read, flops, work_totals
 
 TOTALS = {
     "step": "steps",
@@ -104,7 +104,7 @@ class EngineFigures:
             step_curve=self._fit.curve,
             prefill_tokens_per_s=rates.get("prefill_tokens", 0.0),
             decode_tokens_per_s=rates.get("decode_tokens", 0.0),
-            busy=min(1.0, rates.get("busy", 0.0)),
+            busy=min(1.0, rates.get(BUSY, 0.0)),
             prefix_hits=last.prefix_hit_tokens,
             prefix_queries=last.prefix_asked_tokens,
             preemptions=last.preemptions,

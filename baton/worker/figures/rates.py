@@ -12,6 +12,7 @@ from baton.protos.channel import Stats
 from baton.protos.measurements import EngineWork
 
 OVER_S = 5.0  # seconds that a rate looks back: a few reports, so that it neither jumps nor lags
+BUSY = "busy"  # the total of seconds in steps: what a long step brings is spread over that step
 KEPT = 256  # totals at most, more than come in OVER_S
 
 
@@ -35,8 +36,9 @@ class Rates:
             self._seen.popleft()
         if not self._seen:
             return {}
-        (since, first), (_, last) = self._seen[0], self._seen[-1]
-        elapsed = max(min(now - since, self._over_s), 1e-3)
+        (since, first), (until, last) = self._seen[0], self._seen[-1]
+        spent = last.get(BUSY, 0.0) - first.get(BUSY, 0.0)
+        elapsed = max(min(now - since, max(self._over_s, spent + now - until)), 1e-3)
         return {name: max(0.0, total - first.get(name, 0.0)) / elapsed for name, total in last.items()}
 
 
@@ -45,7 +47,7 @@ def work_totals(stats: Stats, work: EngineWork | None) -> dict[str, float]:
     totals = {
         "prefill_tokens": float(stats.tokens_prefilled),
         "decode_tokens": float(stats.tokens_decoded),
-        "busy": stats.busy_seconds,
+        BUSY: stats.busy_seconds,
     }
     if work is not None:
         totals["flops"] = flops(stats, work)

@@ -1,8 +1,10 @@
 """Tests rates from totals: over the last seconds, falling to nothing when nothing happens."""
 
+import pytest
+
 from baton.protos.channel import Stats
 from baton.protos.measurements import EngineWork
-from baton.worker.figures.rates import Rates, bytes_read, flops, work_totals
+from baton.worker.figures.rates import BUSY, Rates, bytes_read, flops, work_totals
 
 
 class Clock:
@@ -35,6 +37,28 @@ def test_the_first_total_counts_from_the_start():
     clock.now += 2.0
     rates.now({"bytes": 500.0})
     assert rates.per_second() == {"bytes": 250.0}
+
+
+@pytest.mark.parametrize("step_s", [0.5, 4.0, 40.0])
+def test_an_engine_that_is_always_in_a_step_is_never_busier_than_that(step_s: float):
+    clock = Clock()
+    rates = Rates(clock, over_s=5.0)
+    rates.now({})
+    for step in range(1, 13):
+        clock.now += step_s
+        rates.now({BUSY: step * step_s, "tokens": step * step_s * 10})
+        assert rates.per_second() == pytest.approx({BUSY: 1.0, "tokens": 10.0}, rel=0.11)
+    clock.now += step_s + 5.0
+    assert rates.per_second()["tokens"] < 10.0
+
+
+def test_a_step_after_a_long_rest_counts_for_the_last_seconds():
+    clock = Clock()
+    rates = Rates(clock, over_s=5.0)
+    rates.now({})
+    clock.now += 1000.0
+    rates.now({BUSY: 1.0, "tokens": 10.0})
+    assert rates.per_second() == {BUSY: 0.2, "tokens": 2.0}
 
 
 def test_what_steps_cost_follows_from_their_totals():
