@@ -262,9 +262,13 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Dollars per 1M tokens",
                 (
-                    PanelQuery(q.per_million_of_all(), "all workers, input and output tokens"),
-                    PanelQuery(q.per_million("prefill", R["prompt_tokens"]), "prefill workers, input tokens"),
-                    PanelQuery(q.per_million("decode", R["output_tokens"]), "decode workers, output tokens"),
+                    PanelQuery(q.per_million_of_all(), "{{namespace}} all workers, input and output tokens"),
+                    PanelQuery(
+                        q.per_million("prefill", R["prompt_tokens"]), "{{namespace}} prefill workers, input tokens"
+                    ),
+                    PanelQuery(
+                        q.per_million("decode", R["output_tokens"]), "{{namespace}} decode workers, output tokens"
+                    ),
                 ),
                 "currencyUSD",
             ),

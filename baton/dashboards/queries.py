@@ -8,6 +8,8 @@ from __future__ import annotations
 from baton.cluster.metering.metrics import ROUTER, Metric
 
 WINDOW = "$__rate_interval"
+# Labels that tell clusters on one Prometheus apart, because it gives them to all series of a cluster's routers.
+CLUSTER = "namespace, job"
 
 
 def rate(metric: Metric, by: str = "", where: str = "", window: str = WINDOW) -> str:
@@ -59,17 +61,19 @@ def goodput(by: str = "", window: str = WINDOW) -> str:
 
 
 def per_million(role: str, tokens: Metric, window: str = WINDOW) -> str:
-    """Returns the query of one role's dollars per 1M ``tokens``; without prefill workers it is empty (see
-    ``cost.money``).
+    """Returns the query, by cluster, of one role's dollars per 1M ``tokens``; without prefill workers it is empty
+    (see ``cost.money``).
     """
-    price, apart = (level(ROUTER["price"], where=f'role="{r}"', how="max") for r in (role, "prefill"))
-    return f"({price} / 3600 / {rate(tokens, window=window)} * 1e6) and ({apart} > 0)"
+    price, apart = (level(ROUTER["price"], CLUSTER, f'role="{r}"', how="max") for r in (role, "prefill"))
+    return f"({price} / 3600 / {rate(tokens, CLUSTER, window=window)} * 1e6) and ({apart} > 0)"
 
 
 def per_million_of_all(window: str = WINDOW) -> str:
-    """Returns the query of all workers' dollars per 1M tokens, input and output together (see ``cost.money``)."""
-    price = f"sum ({level(ROUTER['price'], 'role', how='max')})"
-    tokens = " + ".join(rate(ROUTER[name], window=window) for name in ("prompt_tokens", "output_tokens"))
+    """Returns the query, by cluster, of all workers' dollars per 1M tokens, input and output together (see
+    ``cost.money``).
+    """
+    price = f"sum by ({CLUSTER}) ({level(ROUTER['price'], f'{CLUSTER}, role', how='max')})"
+    tokens = " + ".join(rate(ROUTER[name], CLUSTER, window=window) for name in ("prompt_tokens", "output_tokens"))
     return f"{price} / 3600 / ({tokens}) * 1e6"
 
 

@@ -1,6 +1,7 @@
 """Prometheus recording and alert rules, as plain data.
 
-Knows nothing of files. An alert says what is wrong for whom, and what to look at first.
+Knows nothing of files. An alert says what is wrong for whom, and what to look at first. Each cluster is judged by
+itself where several are on one Prometheus.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from baton.dashboards import queries as q
 
 WINDOW = "5m"
 CRITICAL, WARNING = "critical", "warning"
+MODEL = f"{q.CLUSTER}, model"
 WHOSE = "{{ $labels.context_class }} requests of {{ $labels.model }}"
 SHARE = "{{ $value | humanizePercentage }}"
 
@@ -30,16 +32,16 @@ def rules() -> dict[str, object]:
 
 
 def _figures() -> list[dict[str, str]]:
-    by, rows = "model, context_class", []
+    by, rows = f"{q.CLUSTER}, model, context_class", []
     for name, query in (
         ("baton:goodput:rate5m", q.goodput(by, WINDOW)),
         ("baton:slo_attainment:ratio_rate5m", q.attainment(by, WINDOW)),
         ("baton:time_to_first_token_seconds:p99_5m", q.quantile(0.99, R["ttft"], by, window=WINDOW)),
         ("baton:time_per_output_token_seconds:p99_5m", q.quantile(0.99, R["tpot"], by, window=WINDOW)),
-        ("baton:prefix_hits:ratio_rate5m", q.share(R["cached_tokens"], R["prompt_tokens"], "model", WINDOW)),
+        ("baton:prefix_hits:ratio_rate5m", q.share(R["cached_tokens"], R["prompt_tokens"], MODEL, WINDOW)),
         (
             "baton:prefix_hits_best:ratio_rate5m",
-            q.share(R["best_cached_tokens"], R["prompt_tokens"], "model", WINDOW),
+            q.share(R["best_cached_tokens"], R["prompt_tokens"], MODEL, WINDOW),
         ),
         ("baton:dollars_per_million_tokens:5m", q.per_million_of_all(WINDOW)),
         ("baton:dollars_per_million_input_tokens:5m", q.per_million("prefill", R["prompt_tokens"], WINDOW)),
@@ -50,8 +52,8 @@ def _figures() -> list[dict[str, str]]:
 
 
 def _clients() -> list[dict[str, object]]:
-    failed = q.rate(R["requests"], "model", 'outcome!~"stop|length|tool_calls|cancelled"', WINDOW)
-    ended = q.rate(R["requests"], "model", window=WINDOW)
+    failed = q.rate(R["requests"], MODEL, 'outcome!~"stop|length|tool_calls|cancelled"', WINDOW)
+    ended = q.rate(R["requests"], MODEL, window=WINDOW)
     attained = "baton:slo_attainment:ratio_rate5m"
     return [
         _alert(
@@ -80,7 +82,7 @@ def _clients() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonQueueStands",
-            f"min_over_time(({q.level(R['queued'], 'model, context_class')})[10m:30s]) > 0",
+            f"min_over_time(({q.level(R['queued'], f'{MODEL}, context_class')})[10m:30s]) > 0",
             "5m",
             WARNING,
             f"{WHOSE} have waited in the router for ten minutes without a pause",
@@ -88,7 +90,7 @@ def _clients() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonRefusesCalls",
-            f"{q.rate(R['refused'], 'cause', window=WINDOW)} > 1",
+            f"{q.rate(R['refused'], f'{q.CLUSTER}, cause', window=WINDOW)} > 1",
             "10m",
             WARNING,
             "{{ $value | humanize }} calls per second are turned away: {{ $labels.cause }}",
@@ -98,8 +100,8 @@ def _clients() -> list[dict[str, object]]:
 
 
 def _workers() -> list[dict[str, object]]:
-    workers = q.level(R["workers"], "role", how="max")
-    decoders = q.level(R["workers"], "namespace, job", 'role="decode"', how="max")  # of each cluster by itself
+    workers = q.level(R["workers"], f"{q.CLUSTER}, role", how="max")
+    decoders = q.level(R["workers"], q.CLUSTER, 'role="decode"', how="max")
     steps, running = f"rate({W['steps'].series}[2m])", W["running"].series
     return [
         _alert(
@@ -120,7 +122,7 @@ def _workers() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonCannotHandOver",
-            f"{q.level(R['handover_obstacles'], 'cause', how='max')} > 0",
+            f"{q.level(R['handover_obstacles'], f'{q.CLUSTER}, cause', how='max')} > 0",
             "5m",
             WARNING,
             "{{ $value }} workers or pairs can't hand KV over ({{ $labels.cause }}): their prompts go other ways",
@@ -144,7 +146,7 @@ def _workers() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonEngineStuck",
-            f"{steps} == 0 and on (role, worker, model) {running} > 0",
+            f"{steps} == 0 and {running} > 0",
             "1m",
             CRITICAL,
             "{{ $labels.worker }} has sequences in its batch and makes no step",
@@ -152,7 +154,7 @@ def _workers() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonPreempts",
-            f"{q.rate(W['preemptions'], 'worker', window=WINDOW)} > 0.2",
+            f"{q.rate(W['preemptions'], f'{q.CLUSTER}, worker', window=WINDOW)} > 0.2",
             "10m",
             WARNING,
             "{{ $labels.worker }} puts sequences back to make room: {{ $value | humanize }} per second",
@@ -160,7 +162,7 @@ def _workers() -> list[dict[str, object]]:
         ),
         _alert(
             "BatonControllerSilent",
-            f"{q.level(R['control_age'], how='min')} > 120",
+            f"{q.level(R['control_age'], q.CLUSTER, how='min')} > 120",
             "1m",
             WARNING,
             "The ratio's controller hasn't looked for {{ $value | humanizeDuration }}",
@@ -210,7 +212,7 @@ def _certificates() -> list[dict[str, object]]:
 
 def _kv() -> list[dict[str, object]]:
     failures = q.rate(
-        W["transfers"], "worker, peer, outcome", 'outcome!~"ok|cancelled|draining|overloaded"', WINDOW
+        W["transfers"], f"{q.CLUSTER}, worker, peer, outcome", 'outcome!~"ok|cancelled|draining|overloaded"', WINDOW
     )
     return [
         _alert(
@@ -257,12 +259,12 @@ def _kv() -> list[dict[str, object]]:
 
 
 def _adapters() -> list[dict[str, object]]:
-    asked = q.rate(R["adapter_requests"], window=WINDOW)
-    loaded = q.rate(R["adapter_loads"], where='outcome="ok"', window=WINDOW)
+    asked = q.rate(R["adapter_requests"], q.CLUSTER, window=WINDOW)
+    loaded = q.rate(R["adapter_loads"], q.CLUSTER, 'outcome="ok"', WINDOW)
     return [
         _alert(
             "BatonAdapterLoadsFail",
-            q.rate(R["adapter_loads"], "outcome", 'outcome!~"ok|adapter_refused"', WINDOW) + " > 0",
+            q.rate(R["adapter_loads"], f"{q.CLUSTER}, outcome", 'outcome!~"ok|adapter_refused"', WINDOW) + " > 0",
             "10m",
             WARNING,
             "Workers can't load LoRA adapters: {{ $labels.outcome }}",

@@ -181,11 +181,73 @@ WORKER = 'role="decode", worker="decode-0", model="m"'
     ],
 )
 def test_an_alert_fires_when_its_time_has_come(tmp_path, series, alert, labels):
-    told = rules()
-    for group in told["groups"]:
+    fires(tmp_path, series, alert, [labels])
+
+
+PROD, STAGING = 'namespace="prod", job="j"', 'namespace="staging", job="j"'
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("series", "alert", "told"),
+    [
+        (  # a worker rests here, and another of its name works there
+            {
+                f"baton_engine_steps_total{{{WORKER}, {PROD}}}": "7x40",
+                f"baton_sequences_running{{{WORKER}, {PROD}}}": "0x40",
+                f"baton_engine_steps_total{{{WORKER}, {STAGING}}}": "0+9x40",
+                f"baton_sequences_running{{{WORKER}, {STAGING}}}": "3x40",
+            },
+            "BatonEngineStuck",
+            [],
+        ),
+        (
+            {
+                f"baton_controller_decision_age_seconds{{{PROD}}}": "500x40",
+                f"baton_controller_decision_age_seconds{{{STAGING}}}": "2x40",
+            },
+            "BatonControllerSilent",
+            [{"namespace": "prod", "job": "j", "severity": "warning"}],
+        ),
+        (
+            {
+                f'baton_workers{{role="decode", {PROD}}}': "3x30 1x10",
+                f'baton_workers{{role="decode", {STAGING}}}': "8x40",
+            },
+            "BatonWorkerLost",
+            [{"namespace": "prod", "job": "j", "role": "decode", "severity": "warning"}],
+        ),
+        (
+            {
+                f'baton_slo_requests_total{{{CLASS}, slo="all", verdict="met", {PROD}}}': "0+8x40",
+                f'baton_slo_requests_total{{{CLASS}, slo="all", verdict="missed", {PROD}}}': "0+2x40",
+                f'baton_slo_requests_total{{{CLASS}, slo="all", verdict="met", {STAGING}}}': "0+900x40",
+                f'baton_slo_requests_total{{{CLASS}, slo="all", verdict="missed", {STAGING}}}': "0x40",
+            },
+            "BatonSloMissed",
+            [
+                {
+                    "namespace": "prod",
+                    "job": "j",
+                    "model": "m",
+                    "context_class": "short",
+                    "severity": "critical",
+                }
+            ],
+        ),
+    ],
+)
+def test_a_cluster_is_judged_by_itself_where_several_are_on_one_prometheus(tmp_path, series, alert, told):
+    fires(tmp_path, series, alert, told)
+
+
+def fires(folder: Path, series: dict[str, str], alert: str, told: list[dict[str, str]]) -> None:
+    """Asserts that ``alert`` fires with each of the labels ``told``, and no others, once its time has come."""
+    made = rules()
+    for group in made["groups"]:
         for rule in group["rules"]:
             rule.pop("annotations", None)  # words for people; which series raise it is tested
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(told))
+    (folder / "rules.yaml").write_text(yaml.safe_dump(made))
     unit = {
         "rule_files": ["rules.yaml"],
         "evaluation_interval": "30s",
@@ -195,10 +257,47 @@ def test_an_alert_fires_when_its_time_has_come(tmp_path, series, alert, labels):
                 "input_series": [{"series": name, "values": values} for name, values in series.items()],
                 "alert_rule_test": [
                     {"eval_time": "0s", "alertname": alert, "exp_alerts": []},
-                    {"eval_time": "38m", "alertname": alert, "exp_alerts": [{"exp_labels": labels}]},
+                    {"eval_time": "38m", "alertname": alert, "exp_alerts": [{"exp_labels": each} for each in told]},
                 ],
             }
         ],
+    }
+    (folder / "unit.yaml").write_text(yaml.safe_dump(unit))
+    command = [PROMTOOL, "test", "rules", "unit.yaml"]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@needs_promtool
+def test_dollars_are_those_of_a_cluster_by_its_own_tokens(tmp_path):
+    query = next(
+        rule["expr"]
+        for group in rules()["groups"]
+        for rule in group["rules"]
+        if rule.get("record") == "baton:dollars_per_million_tokens:5m"
+    )
+    series = {}
+    for cluster, dollars, tokens in ((PROD, 36, 60), (STAGING, 3.6, 6000)):
+        series[f'baton_workers_price_dollars_per_hour{{role="decode", {cluster}}}'] = f"{dollars}x40"
+        series[f"baton_prompt_tokens_total{{{CLASS}, {cluster}}}"] = f"0+{tokens}x40"
+        series[f"baton_output_tokens_total{{{CLASS}, {cluster}}}"] = "0x40"
+    unit = {
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": query,
+                        "eval_time": "30m",
+                        "exp_samples": [
+                            {"labels": f"{{{PROD}}}", "value": 10000},
+                            {"labels": f"{{{STAGING}}}", "value": 10},
+                        ],
+                    }
+                ],
+            }
+        ]
     }
     (tmp_path / "unit.yaml").write_text(yaml.safe_dump(unit))
     command = [PROMTOOL, "test", "rules", "unit.yaml"]

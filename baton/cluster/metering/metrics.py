@@ -105,7 +105,11 @@ ROUTER: dict[str, Metric] = {
         _CLASS,
         "tokens",
     ),
-    "ttft": _seconds("time_to_first_token", "From arrival to the first token", vllm="time_to_first_token_seconds"),
+    "ttft": _seconds(
+        "time_to_first_token",
+        "From arrival to the first token, or to the answer where it has none (an embedding)",
+        vllm="time_to_first_token_seconds",
+    ),
     "itl": _seconds("inter_token_latency", "Between tokens of one choice", vllm="inter_token_latency_seconds"),
     "tpot": _seconds(
         "time_per_output_token",

@@ -170,8 +170,9 @@ class Slab:
             self._gone.append(block)
 
     def drain_gone(self) -> list[bytes]:
-        """Returns the blocks that were evicted or dropped since the last call, some of which may be back. Any thread
-        may call it.
+        """Returns the blocks that were evicted or dropped since the last call, some of which may be back.
+
+        Any thread may call it.
         """
         return [self._gone.popleft() for _ in range(len(self._gone))]
 

@@ -105,9 +105,7 @@ class Tiers:
             await self._everywhere(_put, blocks, pages)
 
     def drain_gone(self) -> set[bytes]:
-        """Returns the blocks that no tier has any more, of those that a tier evicted, found damaged or couldn't read
-        since the last call.
-        """
+        """Returns the blocks that no tier has any more, of those that one evicted or lost since the last call."""
         return {block for tier in self.tiers for block in tier.slab.drain_gone() if block not in self}
 
     async def touch(self, blocks: Sequence[bytes]) -> None:

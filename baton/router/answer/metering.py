@@ -87,12 +87,15 @@ class Meter:
         self._arrived, self._summary, self._prompt = arrived, summary, prompt
         self.counts_prompt, self._request_id = counts_prompt, request_id
         self._tokens, self._over = 0, False
-        self._first_at = self._last_at = self._longest_gap = 0.0
+        self._first_at: float | None = None
+        self._last_at = self._longest_gap = 0.0
 
     def took(self, tokens: int) -> None:
-        """Counts ``tokens`` that reached the client together, now."""
+        """Counts ``tokens`` that reached the client together, now. The first piece is the first token's, also where
+        the answer has none: an embedding's, or that of a prompt which was only scored.
+        """
         now = self._tallies.now()
-        if self._tokens == 0:
+        if self._first_at is None:
             self._first_at = now
             self._tallies.first(self._tally, now - self._arrived, self._summary.trace_id)
         elif tokens:
@@ -119,9 +122,9 @@ class Meter:
 
     def _seen(self, outcome: str, lasted: float) -> ChoiceOutcome:
         """Returns what the client saw, as values alone, so that nothing large waits with them."""
-        summary, tokens = self._summary, self._tokens
-        ttft = self._first_at - self._arrived if tokens else None
-        tpot = (self._last_at - self._first_at) / (tokens - 1) if tokens > 1 else None
+        summary, tokens, first_at = self._summary, self._tokens, self._first_at
+        ttft = None if first_at is None else first_at - self._arrived
+        tpot = None if first_at is None or tokens < 2 else (self._last_at - first_at) / (tokens - 1)
         slo_ttft, slo_tpot = summary.slo_ttft_s, summary.slo_tpot_s
         judged = (slo_ttft or slo_tpot) and outcome != "cancelled"
         return ChoiceOutcome(

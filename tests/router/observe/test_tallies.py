@@ -109,6 +109,22 @@ def test_one_token_is_not_judged_by_its_tpot_and_a_failure_misses() -> None:
     assert counts == {"ended": 3, "unjudged": 1, "missed": 1, "failed": 1, "in": 15, "cached": 0, "out": 3}
 
 
+@pytest.mark.parametrize(
+    ("seconds", "slo_tpot_s", "found"), [(0.1, 0.0, "met"), (0.3, 0.0, "missed"), (0.1, 0.02, "unjudged")]
+)
+def test_an_answer_without_a_token_is_judged_by_when_it_came(seconds: float, slo_tpot_s: float, found: str) -> None:
+    router = Router()
+    summary = ChoiceSummary(5, context_class="short", slo_ttft_s=0.2, slo_tpot_s=slo_tpot_s, stations={})
+    embedded = router.meter(summary)
+    slowly(embedded, router.clock, (seconds, 0))
+    embedded.ended("stop")
+    (over,) = router.live.state({}).recent
+    assert (over.output_tokens, over.verdict) == (0, found)
+    assert over.ttft_s == pytest.approx(seconds)
+    assert router.sample("time_to_first_token_seconds_count") == 1
+    assert router.sample("slo_requests_total", slo="all", verdict=found) == 1
+
+
 def test_an_answer_is_seen_while_it_is_written() -> None:
     router = Router()
     meter = router.meter()
