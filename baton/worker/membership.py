@@ -116,6 +116,7 @@ async def enter(
             worker.transport,
             clock,
             report.transfers.met,
+            report.transfers.present,
         )
         stack.push_async_callback(end_task, lasting(peers.run, "peers"))
     return member

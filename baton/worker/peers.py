@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from baton.protos.errors import BatonError
@@ -34,7 +34,7 @@ class PeerProber(Protocol):
 
 class Peers:
     """Measures the transports from prefill worker ``ours`` to the decode workers that are members; ``met`` is told
-    how each attempt ended.
+    how each attempt ended, ``present`` the ids of those that are members at each look.
     """
 
     def __init__(
@@ -44,8 +44,10 @@ class Peers:
         prober: PeerProber,
         clock: Callable[[], float],
         met: Met = lambda worker_id, incarnation, error: None,
+        present: Callable[[Collection[str]], None] = lambda ids: None,
     ) -> None:
         self._ours, self._roster, self._prober, self._clock, self._met = ours, roster, prober, clock, met
+        self._present = present
         self._not_before: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
@@ -60,7 +62,9 @@ class Peers:
 
     async def meet_all(self) -> None:
         """Measures the transports to each ready decode worker of the same weights that is a member now."""
-        for info in tuple((await self._roster()).values()):
+        members = tuple((await self._roster()).values())
+        self._present({info.worker_id for info in members if info.role == "decode"})
+        for info in members:
             await self._meet(info)
 
     async def _meet(self, info: WorkerInfo) -> None:

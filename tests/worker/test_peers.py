@@ -10,6 +10,7 @@ from baton.cost.fit import TransferFit
 from baton.kv.layout.page import layout_for
 from baton.prefill_worker.io.handoff import HandoffReport
 from baton.protos.errors import BatonError, Cancelled, Draining, LayoutMismatch, WorkerLost
+from baton.protos.measurements import KvLink
 from baton.protos.nouns import WorkerInfo
 from baton.worker.figures.transfer import TransferFigures
 from baton.worker.peers import AGAIN_S, Peers
@@ -26,10 +27,11 @@ class House:
         self.met: list[tuple[str, str]] = []
         self.dead: set[str] = set()
         self.now = 0.0
+        self.registry = CollectorRegistry()
         self.figures = TransferFigures(
-            WorkerMetrics(CollectorRegistry(), "prefill", "prefill-0", "m"), TransferFit(), lambda: self.now
+            WorkerMetrics(self.registry, "prefill", "prefill-0", "m"), TransferFit(), lambda: self.now
         )
-        self.peers = Peers(OURS, self.look, self, lambda: self.now, self.figures.met)
+        self.peers = Peers(OURS, self.look, self, lambda: self.now, self.figures.met, self.figures.present)
 
     @property
     def obstacles(self) -> dict[str, str]:
@@ -53,6 +55,27 @@ class House:
         self.met.append((address, incarnation))
         if address in self.dead:
             raise WorkerLost("nobody answers", "decode_address")
+
+
+async def test_the_way_to_a_decode_worker_is_shown_while_it_is_there() -> None:
+    def in_use(peer: str) -> float | None:
+        labels = {"role": "prefill", "worker": "prefill-0", "model": "m", "peer": peer, "transport": "tcp"}
+        return house.registry.get_sample_value("baton_kv_transport_info", labels)
+
+    house = House()
+    for name in ("decode-0", "decode-1"):
+        house.join(name)
+        house.figures.link(KvLink(name, "tcp", 1e9, 0.0), "")
+        house.figures.completed(name, HandoffReport(1, 64, 0.0, 0.1, f"{name}:1"))
+    for here in (("decode-0", "decode-1"), ("decode-0",), ("decode-0", "decode-1")):
+        house.here = {name: info for name, info in house.here.items() if name in here}
+        for name in here:
+            house.join(name)
+        await house.peers.meet_all()
+        for found in (house.figures.links, house.figures.pairs):
+            assert tuple(one.peer for one in found) == here
+        assert [in_use(name) for name in ("decode-0", "decode-1")] == [1.0, float("decode-1" in here)]
+    assert [pair.transfers for pair in house.figures.pairs] == [1, 1]
 
 
 async def test_whoever_is_ready_to_take_our_models_kv_is_met() -> None:

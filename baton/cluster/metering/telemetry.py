@@ -241,6 +241,10 @@ class WorkerMetrics:
         if reason:
             self._with("fallbacks", transport=transport, reason=reason).inc()
 
+    def in_use(self, peer: str, transport: str, used: bool) -> None:
+        """Shows whether KV goes to ``peer`` by ``transport`` at present; not while ``peer`` isn't there."""
+        self._with("links", peer=peer, transport=transport).set(float(used))
+
     def _with(self, key: str, **labels: str) -> instruments.AnyInstrument:
         found = self._ready.get((key, *labels.values()))
         if found is None:

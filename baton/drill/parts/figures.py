@@ -28,4 +28,4 @@ def metrics_of(info: WorkerInfo) -> WorkerMetrics:
 
 def meterless_machine() -> Machine:
     """Returns a machine of which nothing has been measured."""
-    return Machine(None, NoEnergy(), AdaptedStepFit(), TransferFit(), TransferFit())  # type: ignore[arg-type]
+    return Machine(None, NoEnergy(), AdaptedStepFit(), TransferFit(), TransferFit(), {})  # type: ignore[arg-type]

@@ -32,7 +32,8 @@ class Machine(NamedTuple):
     """Holds what is known of the machine, independent of the worker's role: energy counters, and fits of step,
     handoff and fetch times.
 
-    ``work`` is the cost of a step and the machine's peaks, None if not measured.
+    ``work`` is the cost of a step and the machine's peaks, None if not measured. ``tiers`` has the lower tiers'
+    totals so far, by name, which some role's metrics have counted.
     """
 
     work: EngineWork | None
@@ -40,11 +41,12 @@ class Machine(NamedTuple):
     steps: AdaptedStepFit
     transfers: TransferFit
     fetches: TransferFit
+    tiers: dict[str, Counter[str]]
 
     @classmethod
     def unknown(cls, work: EngineWork | None) -> Machine:
         """Returns a machine of which only ``work`` is known so far."""
-        return cls(work, Energy(), AdaptedStepFit(), TransferFit(), TransferFit())
+        return cls(work, Energy(), AdaptedStepFit(), TransferFit(), TransferFit(), {})
 
 
 class WorkerReport:
@@ -61,7 +63,7 @@ class WorkerReport:
         self.engine = EngineFigures(metrics, info, machine.work, machine.steps, clock)
         self.transfers = TransferFigures(metrics, machine.transfers, clock)
         self._machine = machine
-        self._tiers = _TierCounts(metrics)
+        self._tiers = _TierCounts(metrics, machine.tiers)
         self._power = _Power(metrics, machine.energy, clock)
 
     def fetched(self, report: FillReport) -> None:
@@ -92,11 +94,12 @@ class WorkerReport:
 
 
 class _TierCounts:
-    """Counters of the lower tiers: their totals come, differences are counted."""
+    """Counters of the lower tiers, which outlive roles: their totals come, differences from ``counted`` are
+    counted.
+    """
 
-    def __init__(self, metrics: WorkerMetrics) -> None:
-        self._metrics = metrics
-        self._before: dict[str, Counter[str]] = {}
+    def __init__(self, metrics: WorkerMetrics, counted: dict[str, Counter[str]]) -> None:
+        self._metrics, self._before = metrics, counted
 
     def show(self, name: str, tier: Slab | SharedTier) -> None:
         before = self._before.setdefault(name, Counter())

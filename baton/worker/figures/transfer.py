@@ -6,7 +6,7 @@ Knows nothing of engines or of how a handoff works.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import TransferFit
@@ -42,6 +42,7 @@ class TransferFigures:
         self._rates.now({})
         self._pairs: dict[str, KvPair] = {}
         self._links: dict[str, KvLink] = {}
+        self._gone: set[str] = set()  # peers that aren't decode workers of the cluster at present
         self._refused: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
         self._in_a_row: Counter[str] = Counter()  # failed handoffs since the last complete one, by peer
@@ -109,6 +110,14 @@ class TransferFigures:
         """Records the transport to a decode worker; ``reason`` says why not the best one, or is ""."""
         self._metrics.linked(link.peer, link.transport, link.bytes_per_s, reason)
         self._links[link.peer] = link
+        self._gone.discard(link.peer)
+
+    def present(self, peers: Collection[str]) -> None:
+        """Notes that ``peers`` are the decode workers of the cluster; others aren't shown meanwhile."""
+        gone = {peer for peer in (*self._links, *self._pairs) if peer not in peers}
+        for peer in self._links.keys() & (gone ^ self._gone):
+            self._metrics.in_use(peer, self._links[peer].transport, peer not in gone)
+        self._gone = gone
 
     def refusals(self, totals: Counter[str]) -> None:
         """Counts refused handoff frames; ``totals`` are those since the start, by error label."""
@@ -125,14 +134,15 @@ class TransferFigures:
 
     @property
     def links(self) -> tuple[KvLink, ...]:
-        """Returns the measured link to each decode worker."""
-        return tuple(self._links.values())
+        """Returns the measured link to each decode worker that is there."""
+        return tuple(link for link in self._links.values() if link.peer not in self._gone)
 
     @property
     def pairs(self) -> tuple[KvPair, ...]:
-        """Returns the counts per decode worker, with bytes per second over the last seconds."""
+        """Returns the counts per decode worker that is there, with bytes per second over the last seconds."""
         rates = self._rates.per_second()
         return tuple(
             KvPair(p.peer, p.transfers, p.failures, p.bytes, rates.get(p.peer, 0.0), self._obstacle(p.peer))
             for p in self._pairs.values()
+            if p.peer not in self._gone
         )
