@@ -13,8 +13,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import logging
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +26,7 @@ from baton.kv.tiers.slab import RECORD_BYTES, Eviction, Slab
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
 
+log = logging.getLogger("baton.kv")
 MAGIC = b"baton.kv.tier.1\x00"
 HEADER_BYTES = 4096  # bytes of the file's header, a whole page
 
@@ -31,8 +34,9 @@ HEADER_BYTES = 4096  # bytes of the file's header, a whole page
 class DiskTier:
     """Owns the two files in ``folder``, locked, until ``close``; ``slab`` stores pages in them.
 
-    ``capacity_bytes`` of disk are reserved at once. Raises ConfigError if not one page fits, another process has
-    the files, or they can't be written.
+    ``capacity_bytes`` of disk are reserved at once. If the disk is full, files beside ``folder`` that no process
+    has are emptied: those of slots whose workers are elsewhere now. Raises ConfigError if not one page fits,
+    another process has the files, or they can't be written.
     """
 
     def __init__(
@@ -50,8 +54,13 @@ class DiskTier:
             _require_lock(self._index, folder)
             if os.pread(self._index.fileno(), len(header), 0) != header:
                 _begin(self._index, self._pages, header)
-            _reserve(self._index, HEADER_BYTES + slots * RECORD_BYTES)
-            _reserve(self._pages, slots * layout.page_bytes)
+            sizes = (self._index, HEADER_BYTES + slots * RECORD_BYTES), (self._pages, slots * layout.page_bytes)
+            try:
+                _reserve(*sizes)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not _others_emptied(folder):
+                    raise
+                _reserve(*sizes)
             store = FileStore(self._index.fileno(), self._pages.fileno(), slots, layout.page_bytes)
             self.slab = Slab(store, eviction)
         except OSError as error:
@@ -141,6 +150,21 @@ def _begin(index: BinaryIO, pages: BinaryIO, header: bytes) -> None:
     os.pwrite(index.fileno(), header, 0)
 
 
-def _reserve(file: BinaryIO, size: int) -> None:
-    """Allocates the disk space now, so that a disk that is too small is an error at the start."""
-    os.posix_fallocate(file.fileno(), 0, size)
+def _reserve(*sizes: tuple[BinaryIO, int]) -> None:
+    """Allocates the disk space of files now, so that a disk that is too small is an error at the start."""
+    for file, size in sizes:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _others_emptied(folder: Path) -> bool:
+    """Empties the tiers beside ``folder`` that no process has; returns whether there was one."""
+    emptied = False
+    for index in folder.parent.glob("*/index.kv"):
+        if index.parent != folder:
+            with suppress(OSError), index.open("r+b") as file:  # OSError: a worker has it, or it isn't ours
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.truncate(index.with_name("pages.kv"), 0)
+                os.ftruncate(file.fileno(), 0)
+                log.warning("the disk is full: %s, which no worker has, is emptied", index.parent)
+                emptied = True
+    return emptied

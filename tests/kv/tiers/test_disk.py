@@ -102,6 +102,34 @@ def test_damaged_files_cost_only_what_was_damaged(tmp_path):
     tier.close()
 
 
+def test_a_slot_takes_the_room_of_one_that_has_left_and_of_none_that_runs(tmp_path, monkeypatch):
+    def allocate(file: int, offset: int, size: int) -> None:
+        others = sum(
+            path.stat().st_size for path in tmp_path.glob("*/*") if not path.samefile(f"/proc/self/fd/{file}")
+        )
+        if others + offset + size > 2.5 * SIZE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file, offset, size)
+
+    real = os.posix_fallocate
+    monkeypatch.setattr(disk.os, "posix_fallocate", allocate)
+    gone, runs = (DiskTier(tmp_path / name, SIZE, LAYOUT, "f") for name in ("decode-0", "decode-1"))
+    for tier in (gone, runs):
+        tier.slab.put(CHAIN[0], memoryview(content(CHAIN[0])))
+    gone.close()
+    moved = DiskTier(tmp_path / "decode-2", SIZE, LAYOUT, "f")
+    moved.slab.put(CHAIN[1], memoryview(content(CHAIN[1])))
+    assert loaded(moved, CHAIN[1]) == content(CHAIN[1])
+    assert loaded(runs, CHAIN[0]) == content(CHAIN[0])
+    with pytest.raises(ConfigError, match="No space left"):
+        DiskTier(tmp_path / "decode-0", SIZE, LAYOUT, "f")
+    moved.close()
+    again = DiskTier(tmp_path / "decode-0", SIZE, LAYOUT, "f")
+    assert len(again.slab) == 0
+    for tier in (again, runs):
+        tier.close()
+
+
 def test_two_workers_cannot_share_a_folder_and_a_useless_setting_is_named(tmp_path):
     first = DiskTier(tmp_path, SIZE, LAYOUT, "f")
     with pytest.raises(ConfigError, match="another worker's") as raised:
