@@ -1,13 +1,15 @@
-"""One /metrics and one live state for all processes of a router: the one asked asks the others and adds up.
+"""One /metrics and one live state for all processes of a router: the one asked asks the others.
 
 Knows nothing of what a metric means, except which ones every process states for the whole router (NOT_ADDED). A
-process is asked on its unix socket by one line: the Accept header of a scrape, or LIVE.
+process is asked on its unix socket by one line: the Accept header of a scrape, or LIVE. Gauges are added up.
+Counters and histograms stay those of each process: their sum would fall when one begins anew or is late, which
+Prometheus takes for a new beginning of all.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,6 +23,7 @@ WAIT_S = 1.0  # seconds that a router process of the pool has to tell its metric
 LINE_BYTES = 4096  # bytes of a question at most
 LIVE = "live"
 EOF = "# EOF"
+PROCESS = "process"  # the label by which counters and histograms say whose they are
 # Families that every process sees whole: the largest counts.
 NOT_ADDED = {
     "baton_router_redis_away",
@@ -64,12 +67,13 @@ class SharedMetrics:
         """Returns the metrics of all processes and their media type; a process that doesn't answer is left out."""
         encode, media_type = choose_encoder(accept)
         accept = accept.replace("\n", " ")[: LINE_BYTES // 2]
-        texts = [encode(self._registry), *await self._ask_others(accept)]
-        return merged([text.decode() for text in texts if text]).encode(), media_type
+        texts = {self._index: encode(self._registry)} | await self._ask_others(accept)
+        return merged({index: text.decode() for index, text in texts.items() if text}).encode(), media_type
 
     async def others(self) -> Sequence[LiveState]:
         """Returns the live states of the other processes that answer."""
-        return [msgspec.json.decode(found, type=LiveState) for found in await self._ask_others(LIVE) if found]
+        found = await self._ask_others(LIVE)
+        return [msgspec.json.decode(state, type=LiveState) for state in found.values() if state]
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -87,8 +91,9 @@ class SharedMetrics:
         encode, _ = choose_encoder(asked)
         return encode(self._registry)
 
-    async def _ask_others(self, what: str) -> list[bytes]:
-        return await asyncio.gather(*(self._ask(i, what) for i in range(self._count) if i != self._index))
+    async def _ask_others(self, what: str) -> dict[int, bytes]:
+        others = [index for index in range(self._count) if index != self._index]
+        return dict(zip(others, await asyncio.gather(*(self._ask(i, what) for i in others)), strict=True))
 
     async def _ask(self, index: int, what: str) -> bytes:
         try:
@@ -105,38 +110,54 @@ class SharedMetrics:
         return self._folder / f"router-{index}.sock"
 
 
-def merged(texts: Iterable[str]) -> str:
-    """Returns one exposition of the texts, samples added up (maximum for NOT_ADDED, minimum for creation times)."""
+def merged(texts: Mapping[int, str]) -> str:
+    """Returns one exposition of the processes' ``texts``: counters and histograms with the number of their process
+    as a label, other samples added up (maximum for NOT_ADDED).
+    """
     headers: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}
     exemplars: dict[str, str] = {}
     ends = False
-    for text in texts:
-        family = ""
+    for index, text in texts.items():
+        family, own = "", False
         for line in text.splitlines():
             if line == EOF:
                 ends = True
             elif line.startswith("# "):
                 family = line.split(" ", 3)[2]
+                own = own_of_each(line) if line.startswith("# TYPE ") else own
                 known = headers.setdefault(family, [])
                 if line not in known:
                     known.append(line)
             elif line:
                 sample, _, exemplar = line.partition(" # ")
                 key, _, value = sample.rpartition(" ")
+                key = _labelled(key, index) if own else key
                 held = samples.setdefault(family, {})
-                held[key] = _joined(family, key, held.get(key), float(value))
+                held[key] = _joined(family, held.get(key), float(value))
                 if exemplar:
                     exemplars[key] = f" # {exemplar}"
     shown = "".join(_family(headers[f], samples.get(f, {}), exemplars) for f in headers)
     return shown + f"{EOF}\n" if ends else shown
 
 
-def _joined(family: str, key: str, before: float | None, value: float) -> float:
+def own_of_each(header: str) -> bool:
+    """Returns whether the family of a TYPE line is shown of each process by itself: counters, histograms, and when
+    these began.
+    """
+    _, _, family, kind = header.split(" ", 3)
+    return kind in ("counter", "histogram") or family.endswith("_created")
+
+
+def _labelled(key: str, index: int) -> str:
+    name, brace, labels = key.partition("{")
+    said = f'{PROCESS}="{index}"'
+    return f"{name}{{{said},{labels}" if brace else f"{name}{{{said}}}"
+
+
+def _joined(family: str, before: float | None, value: float) -> float:
     if before is None:
         return value
-    if key.partition("{")[0].endswith("_created"):
-        return min(before, value)
     return max(before, value) if family in NOT_ADDED else before + value
 
 

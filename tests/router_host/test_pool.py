@@ -1,10 +1,12 @@
-"""Several router processes as one: metrics added up, ports that are really ours."""
+"""Several router processes as one: metrics of all in one answer, ports that are really ours."""
 
+import io
 import socket
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_fd_to_metric_families
 
 from baton.cluster.config import BatonConfig, RouterConfig, load_config
 from baton.cluster.metering.telemetry import RouterMetrics
@@ -25,6 +27,7 @@ def metrics(requests: int, workers: int) -> CollectorRegistry:
     counted.requests.labels("m", "short", "stop").inc(requests)
     counted.ttft.labels("m", "short").observe(0.2)
     counted.workers.labels("decode").set(workers)
+    counted.running.labels("m", "short").set(requests)
     if requests > 1:
         counted.retries.labels("worker_lost").inc()
     return registry
@@ -35,10 +38,14 @@ async def test_whichever_process_is_asked_answers_for_all(tmp_path):
     async with first.serving(), second.serving():  # the third isn't up: it is left out
         for one in (first, second):
             shown = (await one.exposition())[0].decode().splitlines()
-            assert 'baton_requests_total{context_class="short",model="m",outcome="stop"} 5.0' in shown
-            assert 'baton_time_to_first_token_seconds_count{context_class="short",model="m"} 2.0' in shown
+            for process, requests in ((0, 1), (1, 4)):
+                labels = f'process="{process}",context_class="short",model="m"'
+                assert f'baton_requests_total{{{labels},outcome="stop"}} {requests}.0' in shown
+                assert f"baton_time_to_first_token_seconds_count{{{labels}}} 1.0" in shown
+                assert f'baton_router_loop_stalls_total{{process="{process}"}} 0.0' in shown
             assert 'baton_workers{role="decode"} 3.0' in shown
-            assert 'baton_request_retries_total{cause="worker_lost"} 1.0' in shown
+            assert 'baton_requests_running{context_class="short",model="m"} 5.0' in shown
+            assert 'baton_request_retries_total{process="1",cause="worker_lost"} 1.0' in shown
             assert len([line for line in shown if line.startswith("# TYPE baton_requests_total ")]) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -60,7 +67,7 @@ async def test_openmetrics_of_several_processes_keep_their_exemplars(tmp_path):
     assert media_type.startswith("application/openmetrics-text")
     assert text.endswith("# EOF\n")
     assert text.count("# EOF") == 1
-    assert 'baton_time_to_first_token_seconds_count{context_class="short",model="m"} 2.0' in text
+    assert 'baton_time_to_first_token_seconds_count{process="1",context_class="short",model="m"} 1.0' in text
     assert f'# {{trace_id="{"ab" * 16}"}} 0.2' in text
     assert list(text_string_to_metric_families(text))
 
@@ -71,9 +78,30 @@ def traced(trace_id: str) -> CollectorRegistry:
     return registry
 
 
-def test_the_first_creation_counts():
-    a, b = "# HELP x_created c\nx_created 5.0\n", "# HELP x_created c\nx_created 3.0\n"
-    assert merged([a, b]) == "# HELP x_created c\nx_created 3.0\n"
+async def test_no_counter_falls_when_a_process_is_late_or_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("baton.router_host.metrics.WAIT_S", 0.5)
+    first, second, anew = (SharedMetrics(metrics(n, 3), tmp_path, i, 2) for i, n in ((0, 10), (1, 40), (1, 2)))
+    looks = []
+    async with first.serving():
+        async with second.serving():
+            looks.append(counts_in(await first.exposition()))
+        looks.append(counts_in(await first.exposition()))
+        async with anew.serving():
+            looks.append(counts_in(await first.exposition()))
+    assert looks == [{"0": 10.0, "1": 40.0}, {"0": 10.0}, {"0": 10.0, "1": 2.0}]
+
+
+def counts_in(shown: tuple[bytes, str]) -> dict[str, float]:
+    """The requests of each process in an exposition."""
+    families = text_fd_to_metric_families(io.StringIO(shown[0].decode()))
+    return {s.labels["process"]: s.value for f in families for s in f.samples if s.name == "baton_requests_total"}
+
+
+def test_when_counters_began_is_that_of_each_process():
+    a, b = (f"# TYPE x_created gauge\nx_created {at}\n" for at in (5.0, 3.0))
+    assert (
+        merged({0: a, 1: b}) == '# TYPE x_created gauge\nx_created{process="0"} 5.0\nx_created{process="1"} 3.0\n'
+    )
 
 
 def test_a_port_of_somebody_else_is_refused():
