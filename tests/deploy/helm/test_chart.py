@@ -274,6 +274,22 @@ def _pod_specs(part) -> list:
     return [pod["spec"] for pod in _pods(part)]
 
 
+@pytest.mark.parametrize(("most", "stay"), [(1, 4), (2, 3), (9, 0), ("25%", 3), ("100%", 0)])
+def test_an_eviction_leaves_a_rayclusters_pools_as_many_pods_as_it_may(most: int | str, stay: int) -> None:
+    values = {"workers": {"mode": "raycluster", "podDisruptionBudget": {"maxUnavailable": most}}}
+    manifests = render(values | {"ratio": {"prefill": 1, "decode": 5}})
+    budget = one(manifests, "PodDisruptionBudget", "demo-baton-decode")["spec"]
+    ray = one(manifests, "RayCluster", "demo-baton")["spec"]
+    labels = {g["groupName"]: g["template"]["metadata"]["labels"] for g in ray["workerGroupSpecs"]}
+    chosen = budget["selector"]["matchLabels"].items()
+    assert [name for name, own in labels.items() if chosen <= own.items()] == ["decode"]
+    assert budget["minAvailable"] == stay
+    values["workers"]["podDisruptionBudget"] = {"enabled": False}
+    assert [m["metadata"]["name"] for m in render(values) if m["kind"] == "PodDisruptionBudget"] == [
+        "demo-baton-router"
+    ]
+
+
 @pytest.mark.parametrize("mode", ["pods", "raycluster"])
 def test_a_disk_tier_is_used_and_leaves_its_claim_room_for_the_filesystem(mode: str) -> None:
     def size(**pool: object) -> int:
@@ -342,8 +358,9 @@ def test_another_ratio_changes_counts_and_nothing_that_restarts_a_pod(mode: str)
         for ratio in ({"prefill": 1, "decode": 1}, {"prefill": 2, "decode": 3})
     )
     changed = {key for key in before if before[key] != after[key] and key[0] != "Secret"}
+    budgets = {("PodDisruptionBudget", f"demo-baton-{role}") for role in ("prefill", "decode")}
     assert changed == (
-        {("RayCluster", "demo-baton"), ("ConfigMap", "demo-baton-placer")}
+        {("RayCluster", "demo-baton"), ("ConfigMap", "demo-baton-placer"), *budgets}
         if mode == "raycluster"
         else {("StatefulSet", "demo-baton-prefill"), ("StatefulSet", "demo-baton-decode")}
     )

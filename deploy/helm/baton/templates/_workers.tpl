@@ -171,5 +171,12 @@ topologySpreadConstraints:
   {{- end }}
 {{- end -}}
 
+{{/* How many of a pool's pods stay where `most` of them, a number or a percentage, may go: (dict "replicas" 4 "most" "25%"). */}}
+{{- define "baton.leastAvailable" -}}
+{{- $most := .most -}}
+{{- if kindIs "string" $most -}}{{- $most = ceil (divf (mulf (float64 .replicas) (trimSuffix "%" $most | float64)) 100.0) -}}{{- end -}}
+{{- max 0 (sub (int .replicas) (int $most)) -}}
+{{- end -}}
+
 {{/* What runs may finish, then some more to leave in order. */}}
 {{- define "baton.workerGrace" -}}{{ add .Values.workers.drainSeconds 20 }}{{- end -}}
