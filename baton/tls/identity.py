@@ -24,6 +24,7 @@ from baton.tls.reporting import Certificate, Permit, ReloadingContext, permit_al
 
 ROLES = ("router", "worker", "client", "monitor")
 LOOK_S = 1.0  # seconds between looks at the files, because a look is three calls of stat
+AGAIN_S = 10.0  # seconds until files that couldn't be used are tried again, because descriptors may have lacked
 SOON_S = 7 * 86_400.0  # a certificate that ends sooner is complained about at start
 log = logging.getLogger("baton.tls")
 
@@ -82,7 +83,9 @@ class Identity:
         self._lock = threading.Lock()
         self._stamp = _stamp(files)
         self._material = self._read()
-        self._complaint: Stamp | None = None
+        self._refused: Stamp | None = None  # files that can't be used, which are tried again at ``_again_at``
+        self._again_at = 0.0
+        self._complaint = ""  # the last, which is logged once
         self._looked = clock()
         warn_of_end(files.cert, self._material.ends)
 
@@ -106,19 +109,24 @@ class Identity:
     def _look(self) -> None:
         try:
             stamp = _stamp(self.files)
-            if stamp in (self._stamp, self._complaint):
+            if stamp == self._stamp or (stamp == self._refused and self._clock() < self._again_at):
                 return
             material = self._read()
             if _stamp(self.files) != stamp:
                 return  # it changes still: next time
         except ConfigError as error:
-            self._complaint = _stamp_or_none(self.files)
-            log.error("a new certificate can't be used, the old one stays: %s", error.message)
+            self._refuse(error)
             return
-        self._material, self._stamp, self._complaint = material, stamp, None
+        self._material, self._stamp, self._refused, self._complaint = material, stamp, None, ""
         self.generation += 1
         log.info("%s: a new certificate is in force%s", self.files.cert, f" on {self.where}" * bool(self.where))
         warn_of_end(self.files.cert, material.ends)
+
+    def _refuse(self, error: ConfigError) -> None:
+        self._refused, self._again_at = _stamp_or_none(self.files), self._clock() + AGAIN_S
+        if error.message != self._complaint:
+            log.error("a new certificate can't be used, the old one stays: %s", error.message)
+        self._complaint = error.message
 
     def _read(self) -> TlsMaterial:
         files = self.files

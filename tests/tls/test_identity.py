@@ -1,6 +1,7 @@
 """Tests baton.tls.identity: files that are missing, don't fit, end, or change."""
 
 import asyncio
+import errno
 import logging
 import ssl
 import subprocess
@@ -13,7 +14,7 @@ import uvloop
 
 from baton.protos.errors import ConfigError
 from baton.tls.authority import Authority
-from baton.tls.identity import LOOK_S, Identity, TlsFiles, only_names, only_roles
+from baton.tls.identity import AGAIN_S, LOOK_S, Identity, TlsFiles, only_names, only_roles
 from tests.tls.papers import files, identity
 
 
@@ -121,6 +122,26 @@ def test_files_that_do_not_fit_leave_the_old_ones_in_force_and_are_told_once(
     clock.now += LOOK_S
     assert found.current().cert == first.cert
     assert found.generation == 1
+
+
+def test_files_that_could_not_be_read_for_want_of_descriptors_are_read_again(
+    house: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def scarce(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    clock = Clock()
+    found = Identity(of(house), clock=clock)
+    first = found.current()
+    house.make(["worker"], anew=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", scarce)
+        for _ in range(3):
+            clock.now += AGAIN_S
+            assert found.current() is first
+    clock.now += AGAIN_S
+    assert found.current().cert != first.cert
+    assert [r.message.count("Too many open files") for r in caplog.records if r.levelno == logging.ERROR] == [1]
 
 
 async def test_a_ca_that_is_taken_out_lets_its_leaves_in_no_more(house: Authority, tmp_path_factory) -> None:

@@ -10,16 +10,53 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.launch.ports import free_ports
 from tests.deploy.helm.charts import one, render
 
-pytestmark = pytest.mark.skipif(
+needs_redis = pytest.mark.skipif(
     shutil.which("redis-cli") is None or shutil.which("redis-server") is None, reason="no redis-cli here"
 )
+REFUSES_ONCE = """#!/bin/sh
+echo >> "$CALLS"
+[ "$(wc -l < "$CALLS")" = 1 ] && echo "ERR Unable to update TLS configuration" || echo OK
+"""
 MOUNT = "/etc/baton/tls"
+
+
+def redis_container() -> dict[str, Any]:
+    values = {"tls": {"mode": "secret", "existingSecrets": {role: role for role in ("router", "worker", "redis")}}}
+    [container] = one(render(values), "StatefulSet", "demo-baton-redis")["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def test_redis_is_told_again_of_a_certificate_that_it_refused(tmp_path: Path) -> None:
+    """The real client ends with 0 whatever Redis answers."""
+    container, calls = redis_container(), tmp_path / "calls"
+    for name, text in (("redis-cli", REFUSES_ONCE), ("redis-server", "#!/bin/sh\necho up\nexec sleep 60\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o700)
+    for name in ("tls.crt", "tls.key", "ca.crt"):
+        (tmp_path / name).write_text("first")
+    calls.touch()
+    script = container["args"][0].replace(MOUNT, str(tmp_path)).replace("/data", str(tmp_path))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {"PATH": path, "CALLS": str(calls), "REDIS_PASSWORD": "x", "RENEWED_EVERY_S": "0.05"}
+    process = subprocess.Popen(
+        [*container["command"], script], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "up"
+        (tmp_path / "tls.crt").write_text("renewed")
+        said = [process.stdout.readline().strip() for _ in range(2)]
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+    assert said == ["a renewed certificate: ERR Unable to update TLS configuration", "a renewed certificate: OK"]
 
 
 def certs(command: str, folder: Path) -> None:
@@ -47,14 +84,14 @@ def shown(port: int, mount: Path) -> bytes:
         return b""
 
 
+@needs_redis
 def test_redis_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) -> None:
     made, mount, data = (tmp_path / name for name in ("made", "tls", "data"))
     mount.mkdir()
     data.mkdir()
     certs("make", made)
     mounted(made, mount)
-    values = {"tls": {"mode": "secret", "existingSecrets": {role: role for role in ("router", "worker", "redis")}}}
-    [container] = one(render(values), "StatefulSet", "demo-baton-redis")["spec"]["template"]["spec"]["containers"]
+    container = redis_container()
     [port] = free_ports(1)
     script = container["args"][0].replace(MOUNT, str(mount)).replace("/data", str(data))
     script = script.replace("-p 6379", f"-p {port}").replace("--tls-port 6379", f"--tls-port {port}")
