@@ -13,7 +13,10 @@ is of one run of one process; their names are not written.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +33,7 @@ REMEMBERED_BLOCKS = 100_000  # at least, and twice as many at most
 KEPT_FILES = 4  # older files beside the one that is written
 WRITE_S = 0.25  # seconds after which lines that wait are written
 MOST_LINES = 256  # that wait to be written
+MOST_LINE_BYTES = 1 << 20  # of a line: a million prompt tokens have some 2000 ids of at most 20 digits
 ENCODER = msgspec.json.Encoder()
 
 
@@ -70,6 +74,7 @@ class TraceRecorder:
         self._old: dict[int, int] = {}
         self._adapters: dict[str, int] = {}
         self._before_adapters = (1 + int.from_bytes(entropy(4), "little")) * RECORDED_ADAPTERS
+        self._over = False  # whether ``close`` was called
         self._file = self._open()
 
     def record(
@@ -106,15 +111,30 @@ class TraceRecorder:
             for at, tokens, written, chain, rest, adapter in waiting
         ]
         try:
-            self._file.write(ENCODER.encode_lines(lines))
-            if self._file.tell() >= self._max_bytes:
-                self._rotate()
-        except (OSError, ValueError, ConfigError):  # ValueError: a rotation closed it and could open no other
+            size = self._append(ENCODER.encode_lines(lines))
+        except (OSError, ValueError, ConfigError):  # ValueError: it is closed
             self.lost += len(waiting)
+            return
+        if size >= self._max_bytes:
+            with suppress(OSError, ConfigError):  # tried again with the next lines
+                self._rotate()
+
+    def _append(self, data: bytes) -> int:
+        """Writes all of ``data``, or nothing on a full disk, because the next line would begin within half a one.
+        Returns the file's size in bytes.
+        """
+        if self._file.closed and not self._over:
+            self._file = self._open()  # a rotation closed it and could open no other
+        size = os.fstat(self._file.fileno()).st_size
+        if self._file.write(data) != len(data):
+            self._file.truncate(size)
+            raise OSError(errno.ENOSPC, "lines were written in part")
+        return size + len(data)
 
     def close(self) -> None:
         """Writes the buffered lines and closes the file."""
         self.write()
+        self._over = True
         self._file.close()
 
     def _write_soon(self) -> None:
@@ -158,9 +178,12 @@ class TraceRecorder:
 
     def _open(self) -> IO[bytes]:
         try:
-            return self._path.open("ab", buffering=0)
+            file = self._path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"can't write the trace: {error}", "router.trace_file") from error
+        with suppress(OSError):  # of a pipe, which has no end
+            _cut_half_line(self._path)
+        return file
 
     def _rotate(self) -> None:
         self._file.close()
@@ -173,3 +196,13 @@ class TraceRecorder:
 
     def _numbered(self, n: int) -> Path:
         return self._path.with_name(f"{self._path.stem}.{n}{self._path.suffix}")
+
+
+def _cut_half_line(path: Path) -> None:
+    """Removes from the file's end what is no whole line, as a machine that failed leaves it."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MOST_LINE_BYTES))
+        tail = file.read()
+        if tail and not tail.endswith(b"\n"):
+            file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)

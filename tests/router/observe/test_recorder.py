@@ -1,6 +1,8 @@
 """The redacted trace that a router writes."""
 
 import asyncio
+import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -95,6 +97,55 @@ def test_an_answer_without_tokens_leaves_no_line_and_a_lost_disk_no_error(tmp_pa
     trace.close()
     trace.record(0.0, SECRET, 5)
     assert trace.lost == 1
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "t.jsonl"
+    trace = recorder(file, Clock())
+    for full in (False, True, True, False):
+        if full:  # as a disk on which only a part has room
+            with monkeypatch.context() as patch:
+                patch.setattr(trace, "_file", Short(file))
+                trace.record(0.0, SECRET, 5)
+        else:
+            trace.record(0.0, SECRET, 5)
+    assert [json.loads(line)["output_length"] for line in file.read_text().splitlines()] == [5, 5]
+    assert trace.lost == 2
+
+
+@pytest.mark.parametrize("left", ["", '{"timestamp":17', '{"output_length":3}\n', '{"output_length":3}\n{"timest'])
+def test_what_follows_half_a_line_of_an_earlier_run_is_a_line_of_its_own(tmp_path: Path, left: str) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(left)
+    recorder(file, Clock()).record(0.0, SECRET, 5)
+    written = [json.loads(line)["output_length"] for line in file.read_text().splitlines()]
+    assert written == [3] * left.count("\n") + [5]
+
+
+class Short(io.FileIO):
+    """Takes half of what is written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "ab")
+
+    def write(self, data: bytes) -> int:
+        return super().write(data[: len(data) // 2])
+
+
+def test_a_rotation_that_opens_no_file_is_made_up_for_by_the_next_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scarce(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    trace = recorder(tmp_path / "t.jsonl", Clock(), max_bytes=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", scarce)
+        for _ in range(2):
+            trace.record(0.0, SECRET, 1)
+    trace.record(0.0, SECRET, 1)
+    assert trace.lost == 1
+    assert sum(len(file.read_text().splitlines()) for file in tmp_path.iterdir()) == 2
 
 
 def test_a_path_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
