@@ -59,6 +59,7 @@ from baton.router.dispatch.prefix_control import PrefixControl
 from baton.router.dispatch.runner import DispatchSettings
 from baton.router.observe.decisions import DecisionLog
 from baton.router.observe.live import LiveStats
+from baton.router.observe.tallies import count_refusal
 from baton.router.observe.traffic import TrafficMeter
 from baton.router.request.context_class import ContextClasses
 from baton.router.request.environment import Environment
@@ -105,7 +106,7 @@ async def running_parts(
             router_id=identity.router_id,
             index=PrefixIndex(redis, namespace),
             store=RecordStore(redis, namespace),
-            observers=DispatchObservers((partial(_spend, gate),), (partial(_count_refusal, metrics, live),)),
+            observers=DispatchObservers((partial(_spend, gate),), (partial(count_refusal, metrics, live),)),
             record_observer=meter,
             clock=environment.clock,
             rng=rng,
@@ -213,13 +214,3 @@ async def pushing_traffic(meter: TrafficMeter | None, store: TrafficStore, log: 
 
 def _spend(gate: AccessGate, request: RouterRequest, summary: ChoiceSummary) -> None:
     gate.spent(request.context.key, summary.completion_tokens)
-
-
-def _count_refusal(
-    metrics: RouterMetrics, live: LiveStats | None, request: RouterRequest, context_class: str
-) -> None:
-    """Counts a request that was turned away: it missed its SLOs."""
-    if request.context.has_slo:
-        metrics.slo.labels(request.model_id, context_class, "all", "missed").inc()
-    if live is not None:
-        live.refused(context_class, request.context.has_slo)

@@ -112,9 +112,9 @@ class LiveStats:
             self._summed = (-1, {})
         self._window(slot, context_class).add(window)
 
-    def refused(self, context_class: str, had_slo: bool) -> None:
-        """Counts a request that was refused on opening; with an SLO it counts as missed, too."""
-        counts = {"refused": 1, "missed": 1} if had_slo else {"refused": 1}
+    def refused(self, context_class: str, missed: int) -> None:
+        """Counts a request that was refused on opening; ``missed`` of its choices had an SLO."""
+        counts = {"refused": 1, "missed": missed} if missed else {"refused": 1}
         self.add(self.slot(), context_class, ClassWindow(counts))
 
     def state(self, waiting: dict[str, int]) -> LiveState:

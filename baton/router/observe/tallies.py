@@ -34,6 +34,7 @@ from baton.router.observe.live import (
 )
 from baton.router.observe.recorder import TraceRecorder
 from baton.router.observe.reuse import UnboundedCache
+from baton.router.request.request import RouterRequest
 
 MOST = 256  # choices that wait; they are folded in less than a millisecond
 _bucket, _length_bucket = partial(bisect_left, SECONDS), partial(bisect_left, TOKENS)
@@ -251,3 +252,15 @@ def _count_lengths(
     total = sum(lengths)
     counter.labels(*labels).inc(total)
     histogram.labels(*labels).observe_many(Counter(map(_length_bucket, lengths)), total)
+
+
+def count_refusal(
+    metrics: RouterMetrics, live: LiveStats | None, request: RouterRequest, context_class: str
+) -> None:
+    """Counts a request that was refused on opening: each of its choices missed every SLO that was asked for."""
+    context = request.context
+    asked = {"ttft": context.slo_ttft_s, "tpot": context.slo_tpot_s, "all": context.has_slo}
+    for slo in (slo for slo, wanted in asked.items() if wanted):
+        metrics.slo.labels(request.model_id, context_class, slo, "missed").inc(request.n)
+    if live is not None:
+        live.refused(context_class, request.n if context.has_slo else 0)

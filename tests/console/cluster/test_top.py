@@ -56,7 +56,7 @@ async def snapshot():
         tallies.of("m", "short").requests.append("stop")
         tallies.ended(tallies.of("m", "short"), over, b"")
         live.add(20, "short", ClassWindow({}, {"itl": {bin_of(0.02): 19}}))
-    live.refused("short", had_slo=True)
+    live.refused("short", missed=1)
     workers = WorkerSources(
         Roster(),
         lambda: dict.fromkeys(("prefill-0", "decode-0", "decode-1"), "i"),

@@ -72,7 +72,7 @@ def test_what_is_older_than_a_minute_is_forgotten():
     tallies.ended(tallies.of("m", "short"), ended(), b"")
     assert live.state({}).classes["short"].counts == {"ended": 1, "met": 1, "in": 100, "cached": 40, "out": 10}
     clock.now += 30
-    live.refused("short", had_slo=True)
+    live.refused("short", missed=1)
     assert live.state({}).classes["short"].counts["missed"] == 1
     clock.now += 45
     assert live.state({}).classes["short"].counts == {"refused": 1, "missed": 1}

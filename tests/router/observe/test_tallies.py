@@ -12,13 +12,14 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from baton.cluster.config import RouterConfig
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import HASH_BYTES
-from baton.protos.nouns import TokenLogprob, TokenLogprobs
+from baton.protos.nouns import Sampling, TokenLogprob, TokenLogprobs
 from baton.router.answer.metering import Meter, NoMeter, RequestEnds, TallyMetering
 from baton.router.compose.surfaces import make_metering
 from baton.router.observe.live import SLOT_S, LiveStats, bin_of
-from baton.router.observe.tallies import MOST, Tallies
+from baton.router.observe.tallies import MOST, Tallies, count_refusal
+from baton.router.request.context import RequestContext
 from baton.router.request.environment import Environment
-from baton.router.request.request import ChoiceSummary
+from baton.router.request.request import ChoiceSummary, RouterRequest
 
 LABELS = {"model": "m", "context_class": "short"}
 
@@ -123,6 +124,21 @@ def test_an_answer_without_a_token_is_judged_by_when_it_came(seconds: float, slo
     assert over.ttft_s == pytest.approx(seconds)
     assert router.sample("time_to_first_token_seconds_count") == 1
     assert router.sample("slo_requests_total", slo="all", verdict=found) == 1
+
+
+@pytest.mark.parametrize(
+    ("slos", "missed"), [((0.2, 0.02), ["ttft", "tpot", "all"]), ((0.2, 0.0), ["ttft", "all"]), ((0.0, 0.0), [])]
+)
+def test_each_choice_of_a_refused_request_missed_every_slo_that_was_asked_for(
+    slos: tuple[float, float], missed: list[str]
+) -> None:
+    router, context = Router(), RequestContext().with_slos(*slos)
+    request = RouterRequest("r1", "m", (1, 2), Sampling(), n=3, context=context)
+    count_refusal(router.metrics, router.live, request, "short")
+    for slo in ("ttft", "tpot", "all"):
+        assert router.sample("slo_requests_total", slo=slo, verdict="missed") == (3 if slo in missed else None)
+    counts = router.live.state({}).classes["short"].counts
+    assert counts == ({"refused": 1, "missed": 3} if missed else {"refused": 1})
 
 
 def test_an_answer_is_seen_while_it_is_written() -> None:
