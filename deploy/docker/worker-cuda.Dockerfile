@@ -4,6 +4,7 @@
 ARG BUILD_BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04@sha256:7d2f6a8c2071d911524f95061a0db363e24d27aa51ec831fcccf9e76eb72bc92
 ARG BASE=nvidia/cuda:13.0.1-base-ubuntu24.04@sha256:f8ef28f579ea42a44b415d2c5d46f788e6a9b395c6c83f2929416e1fc192c143
 FROM ${BUILD_BASE} AS build
+ARG EXTRAS=worker,ray
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 RUN apt-get update && apt-get install -y --no-install-recommends g++ python3 python3-venv \
@@ -13,7 +14,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY deploy/docker/constraints.txt constraints.txt
 COPY baton baton
 RUN python3 -m venv /opt/baton/venv \
-    && /opt/baton/venv/bin/pip install --quiet --no-cache-dir --no-compile -c constraints.txt '.[worker,ray]' \
+    && /opt/baton/venv/bin/pip install --quiet --no-cache-dir --no-compile -c constraints.txt ".[${EXTRAS}]" \
     && BATON_CACHE_DIR=/tmp/kernels /opt/baton/venv/bin/python -m baton.kernels.abi.build /opt/baton/kernels \
     && BATON_CACHE_DIR=/tmp/kernels /opt/baton/venv/bin/python -m baton.kernels.cuda.build /opt/baton/kernels \
     && /opt/baton/venv/bin/pip uninstall -y --quiet pip

@@ -3,6 +3,7 @@
 #   docker build -f deploy/docker/worker.Dockerfile --build-arg PIP_EXTRA_INDEX_URL=… -t baton-worker-cpu:0.1.0 .
 ARG BASE=python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
 FROM ${BASE} AS build
+ARG EXTRAS=worker,ray
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
@@ -11,7 +12,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY deploy/docker/constraints.txt constraints.txt
 COPY baton baton
 RUN python3 -m venv /opt/baton/venv \
-    && /opt/baton/venv/bin/pip install --quiet --no-cache-dir --no-compile -c constraints.txt '.[worker,ray]' \
+    && /opt/baton/venv/bin/pip install --quiet --no-cache-dir --no-compile -c constraints.txt ".[${EXTRAS}]" \
     && BATON_CACHE_DIR=/tmp/kernels /opt/baton/venv/bin/python -m baton.kernels.abi.build /opt/baton/kernels \
     && /opt/baton/venv/bin/pip uninstall -y --quiet pip \
     && find /opt/baton/venv -name tests -type d -prune -exec rm -rf {} +

@@ -52,6 +52,16 @@ def test_a_worker_image_has_every_kernel_that_its_devices_load() -> None:
         assert f'"**/*{file.suffix}"' in packaged, "its text is part of the name"
 
 
+@pytest.mark.parametrize("name", ["worker", "worker-cuda"])
+def test_a_worker_image_takes_further_extras_such_as_the_client_of_buckets(name: str) -> None:
+    text = (DOCKER / f"{name}.Dockerfile").read_text()
+    build = text[: text.rindex("\nFROM ")]
+    assert "\nARG EXTRAS=worker,ray\n" in build[build.rindex("\nFROM ") :], (
+        "an ARG before FROM is none of a stage's"
+    )
+    assert '-c constraints.txt ".[${EXTRAS}]"' in build
+
+
 def test_constraints_pin_every_direct_dependency() -> None:
     import tomllib
 
@@ -60,7 +70,7 @@ def test_constraints_pin_every_direct_dependency() -> None:
         line.split("==") for line in (DOCKER / "constraints.txt").read_text().splitlines() if "==" in line
     )
     extras = project["optional-dependencies"]
-    for text in (*project["dependencies"], *extras["worker"], *extras["ray"]):
+    for text in (*project["dependencies"], *extras["worker"], *extras["ray"], *extras["s3"]):
         name = re.match(r"[\w.-]+", text)[0].lower().replace("_", "-")
         assert name in pinned, f"{name}: add it to deploy/docker/constraints.txt"
 
