@@ -211,7 +211,7 @@ def _as_config_error(error: ValidationError) -> ConfigError:
     key = ".".join(str(part) for part in first["loc"])
     section, _, last = key.partition(".")
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"unknown setting {key}; {_choices(section if last else '')}", key)
+        return ConfigError(f"unknown setting {key}; {_choices(first['loc'][:-1])}", key)
     variable = f"BATON_{section}__{last}".upper()
     source = f" (from {variable})" if variable in os.environ else ""
     return ConfigError(f"{key or 'config'}: {_reason(first, BatonConfig)}, got {first['input']!r}{source}", key)
@@ -235,8 +235,15 @@ def _described(model: type[BaseModel], place: Sequence[int | str]) -> str:
     return _described(inner, rest) if isinstance(inner, type) and issubclass(inner, BaseModel) else ""
 
 
-def _choices(section: str) -> str:
-    field = BatonConfig.model_fields.get(section)
-    if field is None:
+def _choices(place: Sequence[int | str]) -> str:
+    """Returns in words which keys there are at ``place``: a section, or a table of a list within one."""
+    names = [str(part) for part in place if isinstance(part, str)]
+    model: type[BaseModel] = BatonConfig
+    for name in names:
+        found = (get_args(model.model_fields[name].annotation) or (model.model_fields[name].annotation,))[0]
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            break
+        model = found
+    if model is BatonConfig:
         return f"sections are {', '.join(BatonConfig.model_fields)}"
-    return f"[{section}] has {', '.join(sorted(type(field.default).model_fields))}"
+    return f"[{'.'.join(names)}] has {', '.join(sorted(model.model_fields))}"

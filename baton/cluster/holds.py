@@ -23,7 +23,7 @@ from baton.cluster.membership import BEAT_S, PolledRoster, WorkerEntry
 from baton.cluster.store.kept_values import Answers, KeptValues
 from baton.protos.errors import Unavailable
 from baton.protos.rpc import heed_cancel
-from baton.tasks.lasting import lasting
+from baton.tasks.lasting import count_failure, lasting
 
 log = logging.getLogger("baton.cluster")
 How = Literal["drain", "eject"]
@@ -141,6 +141,7 @@ class RosterWithHolds:
                 await self._look()
             except Exception:  # one that stops looking would hold a worker for ever, or never
                 log.exception("the holds could not be read")
+                count_failure("holds")
             heed_cancel()
 
     async def _look(self) -> None:

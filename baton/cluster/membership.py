@@ -26,7 +26,7 @@ from baton.cluster.store.patience import CircuitBreaker
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
-from baton.tasks.lasting import lasting
+from baton.tasks.lasting import count_failure, lasting
 
 log = logging.getLogger("baton.cluster")
 
@@ -201,10 +201,12 @@ class Membership:
                 self.look()
             except Exception:  # the heartbeat says what the one before it said
                 log.exception("the load could not be looked at")
+                count_failure("membership")
             try:
                 await self.beat()
             except Exception:  # one that stops beating is gone for every router that starts later
                 log.exception("a heartbeat failed")
+                count_failure("membership")
             heed_cancel()
 
     async def _write(self, info: WorkerInfo) -> None:
@@ -293,6 +295,7 @@ class PolledRoster:
                 await self.refresh()
             except Exception:  # one that stops looking never hears of a worker that came back
                 log.exception("the roster could not be read")
+                count_failure("roster")
             heed_cancel()
 
     def _take(self, rows: Sequence[tuple[bytes, bytes, bytes, int]]) -> None:

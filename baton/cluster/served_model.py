@@ -17,7 +17,7 @@ from baton.gguf_files.hub import fetched, is_on_hub, told_files
 from baton.protos.errors import CheckpointError
 
 DEMO = Path(baton.__file__).resolve().parents[1] / "models" / DEMO_NAME
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # with its organization, which "gpt2" lacks
 TEXT_FILES = ("tokenizer*", "*.json", "*.jinja")
 TOKENIZER = "tokenizer.json"
 OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "*.tiktoken", "*.gguf")
@@ -46,8 +46,8 @@ def resolve_model(config: BatonConfig) -> str:
     if not model or path.exists() or not (HUB_ID.fullmatch(model) or is_on_hub(model)):
         raise CheckpointError(
             f"there is no model directory at {path}: --model takes a directory with config.json, safetensors and "
-            "tokenizer.json, a .gguf file, a Hugging Face id such as Qwen/Qwen3-0.6B, or ORG/REPO:Q4_K_M of a "
-            "repository with GGUF files",
+            "tokenizer.json, a .gguf file, a Hugging Face id with its organization, such as Qwen/Qwen3-0.6B, or "
+            "ORG/REPO:Q4_K_M of a repository with GGUF files",
             "worker.model",
         )
     return model
@@ -100,7 +100,8 @@ def _text_from_hub(model: str) -> Path:
     try:
         found = Path(snapshot_download(model, allow_patterns=list(TEXT_FILES)))
     except Exception as error:  # the hub's errors share no base class
-        raise CheckpointError(f"the tokenizer of {model} can't be fetched: {error}", "worker.model") from None
+        text = f"{model} is no directory here, and its tokenizer can't be fetched from the hub: {error}"
+        raise CheckpointError(text, "worker.model") from None
     if not (found / TOKENIZER).is_file() and (files := told_files(model)):
         raise CheckpointError(f"{model} has no {TOKENIZER}; {files}", "worker.model")
     return found

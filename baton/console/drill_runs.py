@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from baton.console.output import print_table
 from baton.drill.coverage import PHASES, await_points, reached
 from baton.drill.draw import draw
 from baton.drill.many import drill, judged
@@ -99,7 +100,7 @@ class _Sum:
         for kind in FAULTS:
             counts = [self._met[f"{kind} {column}"] for column in columns]
             table.add_row(kind, *(str(count or ".") for count in counts))
-        Console(highlight=False, width=200).print(table)
+        print_table(table)
         print(f"cancelled at {len(reached(self._cancelled_at))} of {len(await_points())} awaits")
 
 

@@ -10,12 +10,36 @@ from collections.abc import Callable
 
 import orjson
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from baton.process.output_files import write_file
 from baton.protos.errors import BatonError
 
+ENDLESS = 100_000  # columns: more than any line of results has
 FAILED, INTERRUPTED = 1, 130  # exit statuses; 130 is a shell's for SIGINT
+
+
+def results() -> Console:
+    """Returns the console that results are printed on: as wide as the terminal, and without end where stdout is a
+    file or a pipe, so that no line is wrapped there and no cell of a table is cut.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = ENDLESS
+    return console
+
+
+def print_table(table: Table) -> None:
+    """Prints a table of results, whole: what a terminal has no room for goes on in the next line of its cell."""
+    results().print(whole(table))
+
+
+def whole(table: Table) -> Table:
+    """Returns ``table`` with columns that break what has no room instead of cutting it."""
+    for column in table.columns:
+        column.no_wrap, column.overflow = False, "fold"
+    return table
 
 
 def guarded(command: Callable[[], int]) -> int:

@@ -42,6 +42,7 @@ from baton.protos.errors import BatonError
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.dispatch.role_control import RoleChange, RoleControl
 from baton.tasks.beside import beside
+from baton.tasks.lasting import count_failure
 
 log = logging.getLogger("baton.controller")
 
@@ -108,6 +109,7 @@ class Controller:
                     log.warning("no decision this time: %s", error)
                 except Exception:  # a router without a controller serves on, but nobody would know
                     log.exception("the controller failed at a look")
+                    count_failure("controller")
                 heed_cancel()
         finally:
             await self._dial.close()

@@ -17,8 +17,10 @@ from baton.evaluate.paths import GreedyAnswer, greedy_answers, opening_prompts, 
 from baton.evaluate.subject import Subject
 from baton.evaluate.tasks_file import Task
 from baton.evaluate.text import WINDOW, cut
+from baton.protos.errors import ConfigError
 
 PARTS = ("loss", "paths", "needle", "tasks")
+NEEDLES = (256, 512, 1024)  # tokens of the texts that hide one, unless told
 Say = Callable[[str], None]
 
 
@@ -31,7 +33,7 @@ class Questions(msgspec.Struct, frozen=True):
     prompts: int = 32  # number of prompts for the part "paths"
     prompt_tokens: int = 64
     answer_tokens: int = 64
-    needle_lengths: tuple[int, ...] = (256, 512, 1024)
+    needle_lengths: tuple[int, ...] = ()  # () for those of NEEDLES that fit
     window: int = WINDOW  # of a document's loss
 
 
@@ -40,9 +42,18 @@ def evaluate(
 ) -> list[Figure]:
     """Returns the figures of every part of ``asked``, in order; progress is passed to ``say``.
 
-    Without a ``reference``, parts and figures that compare are left out.
+    Without a ``reference``, parts and figures that compare are left out. Raises ConfigError for needles whose
+    length was asked for and doesn't fit.
     """
+    if "needle" in asked.parts:
+        _require_fitting(asked.needle_lengths, subject, reference)
     return [figure for part in asked.parts for figure in _PARTS[part](asked, subject, reference, say)]
+
+
+def _require_fitting(lengths: Sequence[int], subject: Subject, reference: Subject | None) -> None:
+    room = min(side.context for side in (subject, reference) if side is not None)
+    if long := [length for length in lengths if length > room]:
+        raise ConfigError(f"--needle {long[0]}: the context has room for {room} tokens", "needle")
 
 
 def _loss(asked: Questions, subject: Subject, reference: Subject | None, say: Say) -> Iterator[Figure]:
@@ -70,7 +81,9 @@ def _paths(asked: Questions, subject: Subject, reference: Subject | None, say: S
 
 
 def _needle(asked: Questions, subject: Subject, reference: Subject | None, say: Say) -> Iterator[Figure]:
-    hidden = needles(subject, asked.texts, asked.needle_lengths)
+    room = subject.context if reference is None else min(subject.context, reference.context)
+    lengths = [length for length in asked.needle_lengths or NEEDLES if length <= room]
+    hidden = needles(subject, asked.texts, lengths)
     if not hidden:
         return
     say(f"{subject.name}: {len(hidden)} needles")

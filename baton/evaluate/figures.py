@@ -22,6 +22,9 @@ JUDGED = {
 }
 PLAIN = "loss"  # what a tolerance without a name is for
 
+# The part of an evaluation that measures what a tolerance is for, where it isn't named the same.
+PARTS_OF = dict.fromkeys(("kl", "disagreement", "divergence"), "paths")
+
 
 class Figure(msgspec.Struct, frozen=True):
     """One figure of an evaluation, which a tolerance may apply to."""
@@ -70,15 +73,25 @@ def _tolerance(text: str) -> tuple[str, float]:
     return name, value
 
 
+def require_measured(allowed: Iterable[str], parts: Sequence[str], has_reference: bool) -> None:
+    """Raises ConfigError for a tolerance in ``allowed`` that ``parts`` don't measure, and where there is no
+    reference.
+    """
+    for name in allowed:
+        if not has_reference:
+            text = f"--fail-above {name} is the most that may differ from a reference: it needs --against"
+            raise ConfigError(text, "fail_above")
+        if (part := PARTS_OF.get(name, name)) not in parts:
+            raise ConfigError(f"--fail-above {name} needs the part {part} in --only", "fail_above")
+
+
 def judged(figures: Sequence[Figure], allowed: dict[str, float]) -> list[Figure]:
     """Returns the figures with the tolerances in ``allowed``. Raises ConfigError for a tolerance of an unmeasured
     figure.
     """
     measured = {figure.judged for figure in figures}
     if missing := [name for name in allowed if name not in measured]:
-        text = (
-            f"--fail-above {missing[0]} was asked for and not measured: it needs --against, and its part in --only"
-        )
+        text = f"--fail-above {missing[0]} was asked for, and none of it fits the models' contexts"
         raise ConfigError(text, "fail_above")
     return [
         msgspec.structs.replace(figure, tolerance=allowed[figure.judged]) if figure.judged in allowed else figure

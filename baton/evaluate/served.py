@@ -24,6 +24,7 @@ from baton.protos.json import Json
 TIMEOUT_S = 600.0  # of one call: a long prompt on a small machine takes minutes
 AT_ONCE = 8  # calls in flight
 CONTEXT = 2048  # of a server that doesn't say how long its model's is
+WRITTEN = 1  # tokens of a context that a text leaves free, because servers write one even to texts that they score
 MOST_STOPS = 4  # stop strings that a request may have
 FEW = 5  # alternatives that even OpenAI's own servers give
 _REFUSALS = {401: Unauthenticated, 403: Forbidden}
@@ -43,7 +44,7 @@ class ServerSubject:
         listed = self._call("GET", "/v1/models").get("data") or [{}]
         found = next((one for one in listed if one.get("id") == model), listed[0])
         self._model = model or str(found.get("id", ""))
-        self.context = int(found.get("max_model_len") or CONTEXT)
+        self.context = int(found.get("max_model_len") or CONTEXT) - WRITTEN
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of ``text`` as a prompt, by the given tokenizer or the server's ``/tokenize``.
@@ -91,12 +92,13 @@ class ServerSubject:
 
     def _scores(self, prompt: Ids, top: int) -> list[TokenScore]:
         if self._says_ids:
-            choice = self._complete(prompt, {"max_tokens": 1, "temperature": 0, "prompt_logprobs": top})
+            choice = self._complete(prompt, {"max_tokens": WRITTEN, "temperature": 0, "prompt_logprobs": top})
             return [
                 _of_ids(entry, token)
                 for entry, token in zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)
             ]
-        asked = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": max(1, min(top, self._alternatives))}
+        asked = {"max_tokens": WRITTEN, "temperature": 0, "echo": True}
+        asked |= {"logprobs": max(1, min(top, self._alternatives))}
         found = self._complete(prompt, asked).get("logprobs") or {}
         own, tops = found.get("token_logprobs") or [], found.get("top_logprobs") or []
         if len(own) < len(prompt):

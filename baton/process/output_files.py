@@ -5,6 +5,7 @@ Knows nothing of what they hold.
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,16 @@ def require_place(*targets: str | None) -> None:
     for target in targets:
         if target and (Path(target).is_dir() or not Path(target).parent.is_dir()):
             raise ConfigError(f"can't write {target}: it must be a file in a folder that is there", "json")
+
+
+def unwritable(folder: Path) -> str:
+    """Returns why ``folder`` can't be made or written, in words; "" if it can be. Raises OSError where that can't
+    be told.
+    """
+    there = next(at for at in (folder, *folder.absolute().parents) if at.exists())
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return "" if os.access(there, os.W_OK) else f"{there} can't be written"
 
 
 def require_plot(path: str | None) -> None:

@@ -7,6 +7,7 @@ between layers are kept under ``.work`` until the end, which writes index and co
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ import msgspec
 from safetensors import safe_open
 
 from baton.engine.checkpoints.safetensors import INDEX
+from baton.process.output_files import unwritable
 from baton.protos.errors import ConfigError
 from baton.protos.json import Json
 from baton.quantize.layers import States
@@ -58,6 +60,12 @@ def _refused(folder: Path, reason: str, full: bool) -> ConfigError:
     return ConfigError(f"can't write to {folder}: {reason}: {remedy if full else 'name another --out'}", "out")
 
 
+def _require_same(folder: Path, asked: Json, before: Json) -> None:
+    if other := next((name for name in asked if before.get(name) != asked[name]), None):
+        text = f"{folder} was begun with another {other}: remove it, or name another --out"
+        raise ConfigError(text, "out")
+
+
 class OutputFolder:
     """A checkpoint of ``parts`` files in ``folder``; the first file holds what is outside of the layers."""
 
@@ -68,20 +76,43 @@ class OutputFolder:
     def begin(self, asked: Json) -> bool:
         """Prepares the folder for the settings ``asked``; returns whether an interrupted run is resumed.
 
-        Raises ConfigError if the folder holds anything else, or a run with other settings.
+        Raises ConfigError as ``require_usable`` does.
         """
+        self.require_usable(asked)
         path = self.work / ASKED
         if path.exists():
-            before = msgspec.json.decode(path.read_bytes(), type=Json)
-            if other := next((name for name in asked if before.get(name) != asked[name]), None):
-                text = f"{self.folder} was begun with another {other}: remove it, or name another --out"
-                raise ConfigError(text, "out")
             return True
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise ConfigError(f"{self.folder} isn't empty: name another --out", "out")
         self.work.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(asked))
         return False
+
+    def require_usable(self, asked: Json) -> None:
+        """Raises ConfigError if the folder holds anything but a run that was begun with the settings ``asked``, or
+        if it can't be made or written. Nothing is written.
+        """
+        with writing_to(self.folder):
+            if (path := self.work / ASKED).exists():
+                _require_same(self.folder, asked, msgspec.json.decode(path.read_bytes(), type=Json))
+            elif self.folder.exists() and any(self.folder.iterdir()):
+                raise ConfigError(f"{self.folder} isn't empty: name another --out", "out")
+            if why := unwritable(self.folder):
+                raise _refused(self.folder, why, full=False)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other runs away from the folder, which has begun, for as long as the block runs.
+
+        Raises ConfigError if another run holds it. On file systems without locks nobody is kept away.
+        """
+        with (self.work / ASKED).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                text = f"another run is writing to {self.folder}: wait for it, or name another --out"
+                raise ConfigError(text, "out") from error
+            except OSError:
+                pass
+            yield
 
     def path(self, part: int) -> Path:
         """Returns the path of the file of part ``part``."""

@@ -42,18 +42,15 @@ def quantize(
     ``recipe`` is checked; ``samples`` have one length, and are empty if the method reads no text. ``told`` receives
     the number of finished layers and of all. Raises ConfigError and CheckpointError.
     """
+    require_possible(source, recipe, folder)
     layers = layers_of(source.program)
-    if recipe.kv_cache_dtype:
-        require_plain_kv(source.program, layers)
-    if needs_text(recipe):
-        require_own_kv(source.program)
-    require_fitting(source, recipe)
     output = OutputFolder(folder, len(layers) + 1)
     with writing_to(folder):
         output.begin(_asked(source, recipe, samples))
-        _write(_Work(source, recipe, samples, output, layers), len(layers), told)
-        settings = format_of(recipe).settings(recipe, _ignored(source, recipe))
-        output.end(source.directory, source.config.fields | {"quantization_config": settings})
+        with output.held():
+            _write(_Work(source, recipe, samples, output, layers), len(layers), told)
+            settings = format_of(recipe).settings(recipe, _ignored(source, recipe))
+            output.end(source.directory, source.config.fields | {"quantization_config": settings})
 
 
 def _write(work: _Work, layers: int, told: Told) -> None:
@@ -64,6 +61,18 @@ def _write(work: _Work, layers: int, told: Told) -> None:
         work.layer(layer)
         work.release()
     told(layers, layers)
+
+
+def require_possible(source: Source, recipe: Recipe, folder: Path) -> None:
+    """Raises ConfigError for all that can be refused before a text is read or written, which may take hours: what
+    the method or its format can't do with the model, and a ``folder`` that can't be written or gone on with.
+    """
+    require_fitting(source, recipe)
+    if recipe.kv_cache_dtype:
+        require_plain_kv(source.program, layers_of(source.program))
+    if needs_text(recipe):
+        require_own_kv(source.program)
+    OutputFolder(folder, 1).require_usable(_settings(recipe))
 
 
 def require_fitting(source: Source, recipe: Recipe) -> None:
@@ -119,8 +128,12 @@ def _ignored(source: Source, recipe: Recipe) -> list[str]:
 def _asked(source: Source, recipe: Recipe, samples: Sequence[Sequence[int]]) -> dict[str, str]:
     """Returns the settings that a resumed run must share with the interrupted one."""
     text = hashlib.sha256(repr([list(sample) for sample in samples]).encode()).hexdigest()
-    fields = {name: str(value) for name, value in msgspec.to_builtins(recipe).items()}
-    return {"model": source.fingerprint(), "calibration": text, **fields}
+    return {"model": source.fingerprint(), "calibration": text, **_settings(recipe)}
+
+
+def _settings(recipe: Recipe) -> dict[str, str]:
+    """Returns those of the settings that need neither the model's files nor the text."""
+    return {name: str(value) for name, value in msgspec.to_builtins(recipe).items()}
 
 
 class _Work:

@@ -32,15 +32,30 @@ FORMATS = {
     "mxfp4": ("compressed-tensors", "mxfp4"),
 }
 INTEGERS = ("rtn", "gptq", "awq")
+BITS, GROUP = 4, 128  # of INTEGERS unless told: as most checkpoints that others publish
+# Bits and inputs per scale of the methods that have no choice; 0 for a whole row.
+FIXED = {"smoothquant": (8, 0), "nf4": (4, NF4_BLOCK), "fp8": (8, 0), "mxfp4": (4, MX_BLOCK)}
 COMPRESSED = "compressed-tensors"
+
+
+def grid_of(method: str, bits: int | None, group: int | None) -> tuple[int, int]:
+    """Returns the bits and the group of a recipe whose user asked for ``bits`` and ``group``, None if for nothing.
+
+    Raises ConfigError if the method rounds to others.
+    """
+    for flag, asked, fixed in zip(("bits", "group"), (bits, group), FIXED.get(method, (None, None)), strict=True):
+        if asked is not None and fixed is not None and asked != fixed:
+            text = f"--{flag} {asked}: {method} has {fixed or 'whole rows'}; leave it out"
+            raise ConfigError(f"{text}, or use {', '.join(INTEGERS)}", flag)
+    return (BITS if bits is None else bits, GROUP if group is None else group)
 
 
 class Recipe(msgspec.Struct, frozen=True):
     """The settings by which a checkpoint is quantized."""
 
     method: str  # a key of FORMATS
-    bits: int = 4
-    group: int = 128  # inputs per scale; 0 for a whole row
+    bits: int = BITS
+    group: int = GROUP  # inputs per scale; 0 for a whole row
     symmetric: bool = True  # whether zero points are the middle of the range
     act_order: bool = True  # whether GPTQ takes inputs by falling second moments
     regroup: bool = False  # whether GPTQ's groups follow that order (desc_act)
@@ -89,7 +104,7 @@ class Recipe(msgspec.Struct, frozen=True):
             raise ConfigError(f"--bits {self.bits}: use 4 or 8", "bits")
         if self.format == "awq" and self.bits != 4:
             raise ConfigError(f"--bits {self.bits}: the awq format holds 4", "bits")
-        if self.method in INTEGERS and self.group % 32:
+        if self.method in INTEGERS and (self.group < 0 or self.group % 32):
             raise ConfigError(f"--group {self.group}: use 0 (a whole row) or a multiple of 32", "group")
         if not self.symmetric and self.method not in INTEGERS:
             text = f"--asymmetric: {self.method} has no zero points; leave it out, or use {', '.join(INTEGERS)}"

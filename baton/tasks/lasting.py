@@ -29,9 +29,17 @@ def lasting(work: Work, name: str) -> asyncio.Task[None]:
     return asyncio.create_task(_kept(work, name), name=name)
 
 
+def count_failure(name: str) -> None:
+    """Counts a failed turn of the lasting work ``name``, which has logged it and goes on by itself."""
+    for count in _listeners:
+        count(name)
+
+
 @contextmanager
 def counting_failures(count: Callable[[str], object]) -> Iterator[None]:
-    """Calls ``count`` with the name of each lasting task of this process that fails while entered."""
+    """Calls ``count`` with the name of each lasting task of this process that fails, or fails at a turn, while
+    entered.
+    """
     _listeners.append(count)
     try:
         yield
@@ -47,8 +55,7 @@ async def _kept(work: Work, name: str) -> None:
             await work()
         except Exception:
             log.exception("the task %r failed and begins again", name)
-            for count in _listeners:
-                count(name)
+            count_failure(name)
         else:
             return
         heed_cancel()

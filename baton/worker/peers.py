@@ -15,6 +15,7 @@ from typing import Protocol
 from baton.protos.errors import BatonError
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
+from baton.tasks.lasting import count_failure
 
 log = logging.getLogger("baton.kv")
 
@@ -57,6 +58,7 @@ class Peers:
                 await self.meet_all()
             except Exception:  # requests measure for themselves
                 log.exception("the decode workers could not be looked at")
+                count_failure("peers")
             heed_cancel()
             await asyncio.sleep(LOOK_S)
 

@@ -34,5 +34,5 @@ def test_a_verdict_is_sure_where_the_whole_interval_is_on_one_side() -> None:
 
 
 def test_a_tolerance_of_what_was_not_measured_is_refused() -> None:
-    with pytest.raises(ConfigError, match="kl was asked for and not measured"):
+    with pytest.raises(ConfigError, match="kl was asked for, and none of it fits"):
         judged([figure(0.0, 0.0, 0.0)], {"kl": 0.1})

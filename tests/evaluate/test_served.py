@@ -49,7 +49,16 @@ def test_requests_carry_the_servers_model_and_its_context_is_kept(server: Comple
     served.answers([[1, 2]], 2)
     assert server.asked[-1][1]["model"] == "tiny"
     assert server.asked[-1][1]["repetition_penalty"] == 1.0, "the checkpoint's own is no greedy answer"
-    assert served.context == server.local.context
+    assert served.context == server.local.context - 1, "it writes a token to each text that it scores"
+
+
+def test_a_text_longer_than_the_context_is_scored_in_windows_that_a_server_takes(
+    local: LocalSubject, server: CompletionsServer
+) -> None:
+    text = "a river in the hills " * local.context
+    asked = Questions((text[: 8 * local.context],), parts=("loss",), window=local.context)
+    found = {figure.name: figure.value for figure in evaluate(asked, ServerSubject(server.url), local)}
+    assert found["added loss"] == pytest.approx(0, abs=1e-6)
 
 
 def test_an_answer_ends_before_any_of_many_stop_strings(local: LocalSubject, server: CompletionsServer) -> None:

@@ -77,7 +77,7 @@ def test_a_hub_id_is_passed_on(tmp_path: Path) -> None:
     assert resolve_model(config(worker={"model": str(tmp_path)})) == str(tmp_path.resolve())
 
 
-@pytest.mark.parametrize("model", ["/no/such/model", "./nothing", "a/b/c", "~/nothing-here"])
+@pytest.mark.parametrize("model", ["/no/such/model", "./nothing", "a/b/c", "~/nothing-here", "no-such-model"])
 def test_a_path_that_is_not_there_is_named(model: str) -> None:
     with pytest.raises(CheckpointError, match="no model directory at"):
         resolve_model(config(worker={"model": model}))

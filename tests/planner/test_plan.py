@@ -256,6 +256,19 @@ def test_values_that_are_printed_in_a_narrow_terminal_are_yaml(monkeypatch: pyte
     assert yaml.safe_load(done.stdout[done.stdout.index("# baton plan") :]).keys() >= {"ratio", "workers"}
 
 
+def test_a_decode_profile_of_another_model_is_refused_before_anything_is_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def simulate(*_: object) -> None:
+        raise AssertionError("a ratio was simulated")
+
+    monkeypatch.setattr("baton.planner.sweep.sweep", simulate)
+    flags = ["--trace", str(MOONCAKE), "--profile", "roofline:llama-3-8b@h100", "--seconds", "4", "--workers", "2"]
+    done = CliRunner().invoke(app, ["plan", *flags, "--decode-profile", "roofline:qwen2.5-7b@h100"])
+    assert done.exit_code == 1
+    assert "are of different models" in done.stderr
+
+
 def test_a_measured_profile_is_simulated_with_its_own_chunk() -> None:
     measured, any_chunk = worker_costs("laptop"), worker_costs("roofline:llama-3-8b@h100")
     assert measured.chunk == load_profile("laptop").prefill_chunk == 512

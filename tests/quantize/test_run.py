@@ -28,7 +28,7 @@ from baton.quantize.grids import IntGrid, to_nearest
 from baton.quantize.output import OutputFolder
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.run import quantize
-from baton.quantize.schemes import COMPRESSED, Recipe
+from baton.quantize.schemes import COMPRESSED, Recipe, grid_of
 from baton.quantize.source import Source
 from baton.quantize.stats import ActivationStats
 from tests.kernels.thorough import later
@@ -271,7 +271,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 def test_a_folder_that_cannot_be_is_refused_with_the_flag(source: Source, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match=r"can't write to .*: Not a directory: name another --out"):
+    with pytest.raises(ConfigError, match=r"can't write to .*: .*file is no folder: name another --out"):
         quantize(source, Recipe("rtn", group=32).checked(), (), tmp_path / "file" / "out")
 
 
@@ -291,6 +291,16 @@ def test_a_folder_that_was_begun_with_something_else_is_refused(
         quantize(source, Recipe("rtn", group=32).checked(), (), tmp_path / "full")
 
 
+def test_a_second_run_to_a_folder_that_is_being_written_is_refused(source: Source, tmp_path: Path) -> None:
+    recipe = Recipe("rtn", group=32).checked()
+
+    def told(done: int, of: int) -> None:
+        with pytest.raises(ConfigError, match=r"another run is writing to .*out: wait for it"):
+            quantize(source, recipe, (), tmp_path / "out")
+
+    quantize(source, recipe, (), tmp_path / "out", told)
+
+
 def test_a_checkpoint_that_is_quantized_already_is_refused(source: Source, tmp_path: Path) -> None:
     quantize(source, Recipe("rtn", group=32).checked(), (), tmp_path / "out")
     with pytest.raises(ConfigError, match="quantized already"):
@@ -304,6 +314,7 @@ def test_a_checkpoint_that_is_quantized_already_is_refused(source: Source, tmp_p
         (Recipe("gptq", bits=3), "--bits 3"),
         (Recipe("nf4", symmetric=False), "--asymmetric: nf4 has no zero points"),
         (Recipe("gptq", group=100), "--group 100"),
+        (Recipe("rtn", group=-128), "--group -128"),
         (Recipe("nf4", format="gptq"), "nf4 is written as bitsandbytes"),
         (Recipe("awq", bits=8, format="awq"), "the awq format holds 4"),
         (Recipe("rtn", regroup=True), "--regroup is for the gptq method"),
@@ -312,6 +323,24 @@ def test_a_checkpoint_that_is_quantized_already_is_refused(source: Source, tmp_p
 def test_a_recipe_that_cannot_be_is_refused_by_its_flag(recipe: Recipe, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         recipe.checked()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("smoothquant", 4, None), "smoothquant has 8"),
+        (("fp8", None, 128), "fp8 has whole rows"),
+        (("nf4", 4, 64), ""),
+    ],
+)
+def test_bits_and_groups_that_a_method_does_not_round_to_are_refused(
+    asked: tuple[str, int | None, int | None], said: str
+) -> None:
+    if not said:
+        grid_of(*asked)
+        return
+    with pytest.raises(ConfigError, match=said):
+        grid_of(*asked)
 
 
 def test_groups_that_do_not_divide_are_refused_by_the_tensor(source: Source) -> None:

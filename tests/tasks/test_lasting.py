@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 
 import baton
+from baton.cluster.membership import PolledRoster
 from baton.tasks import lasting as module
 from baton.tasks.lasting import counting_failures, lasting
 
@@ -52,6 +54,25 @@ async def test_work_that_fails_is_counted_logged_and_begun_again(caplog: pytest.
     assert "ValueError: once" in caplog.text
 
 
+async def test_a_roster_that_cannot_be_read_is_counted_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, enough = list[str](), asyncio.Event()
+
+    def count(name: str) -> None:
+        counted.append(name)
+        if len(counted) == 2:
+            enough.set()
+
+    async def look(roster: PolledRoster) -> None:
+        if roster._task is not None:
+            raise ValueError("no roster")
+
+    monkeypatch.setattr(PolledRoster, "refresh", look)
+    with counting_failures(count):
+        async with PolledRoster(redis.asyncio.Redis(), "n", poll_s=0.001):
+            await asyncio.wait_for(enough.wait(), 20)
+    assert set(counted) == {"roster"}
+
+
 async def test_work_that_returns_is_over_and_one_that_goes_on_failing_is_tried_ever_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,6 +103,28 @@ def test_endless_work_is_started_as_lasting_work_alone() -> None:
     allowed = {(file, name) for file, names in WAITED_FOR.items() for name in names}
     assert found - allowed == set(), "start it by baton.tasks.lasting.lasting"
     assert allowed - found == set(), "these are started so no more"
+
+
+def test_endless_work_that_survives_a_failed_turn_counts_it() -> None:
+    """Such a task never fails, so that nobody would see that each of its turns does."""
+    uncounted, counted = set[str](), set[str]()
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if is_endless(node):
+                for handler in handlers_of_anything(node):
+                    calls = {called(part) for part in ast.walk(handler) if isinstance(part, ast.Call)}
+                    at = f"{path.relative_to(ROOT)}: {getattr(node, 'name', '')}"
+                    (counted if "count_failure" in calls else uncounted).add(at)
+    assert "cluster/membership.py: _run" in counted, "the search itself works"
+    assert uncounted == set(), "call baton.tasks.lasting.count_failure"
+
+
+def handlers_of_anything(node: ast.AST) -> Iterator[ast.ExceptHandler]:
+    """Yields the handlers of ``node`` that catch every exception and raise none."""
+    for part in of_itself(node):
+        catches = isinstance(part, ast.ExceptHandler) and getattr(part.type, "id", "") == "Exception"
+        if catches and not any(isinstance(inner, ast.Raise) for inner in ast.walk(part)):
+            yield part
 
 
 def sources() -> Iterator[Path]:

@@ -5,7 +5,7 @@ Knows nothing of how it is measured; it reads flags and prints. Exit code 3: a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,7 @@ from baton.console.checkpoints.evaluate_options import (
     VerdictOptions,
 )
 from baton.console.option_groups import with_groups
-from baton.console.output import guarded, write_json
+from baton.console.output import guarded, print_table, results, write_json
 from baton.gguf_files.folder import folder_of, is_gguf
 from baton.process.output_files import require_place, require_plot
 from baton.protos.errors import ConfigError
@@ -50,7 +50,7 @@ def evaluate_command(
     verdict: VerdictOptions,
 ) -> None:
     """Judge a checkpoint or a server: loss, agreement with a reference, retrieval, tasks; with a verdict."""
-    from baton.evaluate.figures import tolerances
+    from baton.evaluate.figures import require_measured, tolerances
 
     def run() -> int:
         require_place(None if verdict.json == "-" else verdict.json, verdict.plot)
@@ -59,9 +59,11 @@ def evaluate_command(
         allowed = tolerances(verdict.fail_above or ())
         texts = _texts(model, asked)
         if verdict.sweep:
-            _require_swept(own, asked.against)
+            _require_swept(asked, own, other, verdict)
             return _sweep(model, texts, own, other.threads, verdict)
+        _require_compared(asked, other, verdict)
         questions = _questions(texts, asked)
+        require_measured(allowed, questions.parts, asked.against is not None)
         tokenizer = server.tokenizer or _folder(model) or _folder(asked.against)
         opened = _Opener(tokenizer, server.model_name, server.key)
         with Console(stderr=True, highlight=False).status("loading") as status:
@@ -81,7 +83,7 @@ def _questions(texts: Sequence[str], asked: QuestionOptions) -> Questions:
     if unknown := set(parts) - set(PARTS):
         raise ConfigError(f"--only {', '.join(sorted(unknown))}: use {', '.join(PARTS)}", "only")
     sets = {name: tuple(read_tasks(name)) for name in asked.tasks or own_sets()} if "tasks" in parts else {}
-    lengths = tuple(asked.needle or Questions().needle_lengths)
+    lengths = tuple(asked.needle or ())
     return Questions(tuple(texts), sets, parts, asked.prompts, answer_tokens=asked.tokens, needle_lengths=lengths)
 
 
@@ -167,7 +169,7 @@ def _show(model: str, against: Name, found: Sequence[Figure], json: Name) -> int
     verdict = passes(found)
     result = {"model": model, "against": against, "passes": verdict, "figures": msgspec.to_builtins(found)}
     if not write_json(json, result):
-        Console(highlight=False).print(figure_table(found))
+        print_table(figure_table(found))
     return 0 if verdict else ABOVE
 
 
@@ -195,14 +197,42 @@ def _number(value: float, unit: str) -> str:
     return f"{100 * value:.3g}%" if unit == "share" else f"{value:.4g}"
 
 
-def _require_swept(own: ModelOptions, against: Name) -> None:
-    """Raises ConfigError naming the flags that a sweep would pass over: its rows have every scheme, with all KV."""
+def _require_swept(asked: QuestionOptions, own: ModelOptions, other: ReferenceOptions, of: VerdictOptions) -> None:
+    """Raises ConfigError naming the flags that a sweep would pass over: it measures the loss of every scheme, with
+    all KV, and gives no verdict.
+    """
+    plain = QuestionOptions()
     flags = {
         "quantization": own.quantization != "none", "quantization-override": bool(own.quantization_override),
-        "kv-selection": own.kv_selection != "all", "dtype": own.dtype != "auto", "against": against is not None,
+        "kv-selection": own.kv_selection != "all", "dtype": own.dtype != "auto",
+        "against": asked.against is not None, **_of_reference(other),
+        "only": bool(asked.only), "tasks": bool(asked.tasks), "needle": bool(asked.needle),
+        "prompts": asked.prompts != plain.prompts, "tokens": asked.tokens != plain.tokens,
+        "fail-above": bool(of.fail_above),
     }  # fmt: skip
-    if given := [f"--{flag}" for flag, is_given in flags.items() if is_given]:
-        raise ConfigError(f"--sweep measures every scheme beside bfloat16; leave out {', '.join(given)}", "sweep")
+    if given := _given(flags):
+        raise ConfigError(f"--sweep measures every scheme beside bfloat16; leave out {given}", "sweep")
+
+
+def _require_compared(asked: QuestionOptions, other: ReferenceOptions, of: VerdictOptions) -> None:
+    """Raises ConfigError naming the flags that would be passed over, because they are of a sweep or a reference."""
+    if of.also:
+        raise ConfigError(f"--also {of.also[0]}: it is measured by a --sweep; add that, or judge it alone", "also")
+    if asked.against is None and "paths" in (asked.only or ()):
+        raise ConfigError("--only paths: paths compare two sides: add --against", "only")
+    if asked.against is None and (given := _given(_of_reference(other))):
+        raise ConfigError(f"{given}: there is no reference; name it with --against", "against")
+
+
+def _of_reference(other: ReferenceOptions) -> dict[str, bool]:
+    """Returns which flags say something of a reference."""
+    plain = ReferenceOptions()
+    names = ("against_quantization", "against_kv_cache_dtype", "against_dtype")
+    return {name.replace("_", "-"): getattr(other, name) != getattr(plain, name) for name in names}
+
+
+def _given(flags: Mapping[str, bool]) -> str:
+    return ", ".join(f"--{flag}" for flag, is_given in flags.items() if is_given)
 
 
 def _require_plot(plot: str, sweep: bool) -> None:
@@ -226,8 +256,8 @@ def _sweep(model: str, texts: Sequence[str], own: ModelOptions, threads: int | N
         draw(found, result.plot)
     advice = recommended(found)
     if not write_json(result.json, {"model": model, **msgspec.to_builtins({"rows": found, "recommended": advice})}):
-        out = Console(highlight=False)
-        out.print(sweep_table(found))
+        out = results()
+        print_table(sweep_table(found))
         for each in advice:
             out.print(f"{each.need}: {each.scheme}: {each.why}")
     return 0

@@ -38,10 +38,11 @@ class MethodOptions:
     """Says how weights are rounded: method, bits, group size."""
 
     method: Annotated[str, typer.Option(help="rtn, gptq, awq, smoothquant, nf4, fp8 or mxfp4")] = "gptq"
-    bits: Annotated[int, typer.Option(help="4 or 8, of rtn, gptq and awq")] = 4
-    group: Annotated[int, typer.Option(help="Inputs that share a scale, of rtn, gptq and awq; 0: a whole row")] = (
-        128
-    )
+    bits: Annotated[int | None, typer.Option(help="4 or 8, of rtn, gptq and awq", show_default="4")] = None
+    group: Annotated[
+        int | None,
+        typer.Option(help="Inputs that share a scale, of rtn, gptq and awq; 0: a whole row", show_default="128"),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -116,23 +117,21 @@ def _recipe(of: MethodOptions, form: FormOptions, experts: bool = False) -> Reci
     """Returns what the flags ask for. ``experts`` says whether the model has any, of which others read no zero
     points.
     """
-    from baton.quantize.schemes import Recipe
+    from baton.quantize.schemes import Recipe, grid_of
 
     asymmetric = of.method == "awq" and not experts if form.asymmetric is None else form.asymmetric
-    grid = (of.method, of.bits, of.group, not asymmetric)
-    return Recipe(*grid, form.act_order, form.regroup, form.format, form.kv_cache_dtype)
+    bits, group = grid_of(of.method, of.bits, of.group)
+    rest = (form.act_order, form.regroup, form.format, form.kv_cache_dtype)
+    return Recipe(of.method, bits, group, not asymmetric, *rest)
 
 
 def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, out: Path) -> int:
     from baton.quantize.calibration import FEW
-    from baton.quantize.kv_scales import require_plain_kv
-    from baton.quantize.layers import has_experts, layers_of
-    from baton.quantize.run import quantize, require_fitting
+    from baton.quantize.layers import has_experts
+    from baton.quantize.run import quantize, require_possible
 
     console = Console(stderr=True, highlight=False)
-    require_fitting(source, recipe)
-    if recipe.kv_cache_dtype:
-        require_plain_kv(source.program, layers_of(source.program))  # before a text is written or read
+    require_possible(source, recipe, out)  # before a text is written or read
     text = _text(source, recipe, calibration)
     if 0 < len(text) < FEW:
         few = f"[yellow]only {len(text)} samples of {calibration.tokens} tokens:[/]"
@@ -155,6 +154,9 @@ def _text(source: Source, recipe: Recipe, asked: CalibrationOptions) -> list[lis
 
     if not needs_text(recipe):
         return []
+    if asked.tokens > source.program.max_position:
+        text = f"--tokens {asked.tokens}: the model was made for contexts of {source.program.max_position}"
+        raise ConfigError(f"{text}; use fewer", "tokens")
     if asked.calibration is None:
         what = "--kv-cache-dtype" if recipe.kv_cache_dtype else recipe.method
         text = f"{what} reads text: give --calibration FILE, or --calibration self"

@@ -16,12 +16,12 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from baton.cluster.adapters import BY_CONFIG
 from baton.console.cluster.asking import router
+from baton.console.output import print_table
 from baton.protos.errors import BatonError, CheckpointError, ConfigError, InvalidRequest, Unavailable
 from baton.protos.json import Json
 from baton.router.dispatch.adapters.control import require_path
@@ -111,7 +111,7 @@ def _show(url: str | None, key: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, indent=1))
     else:
-        Console(highlight=False, width=140).print(table(found["data"]))
+        print_table(table(found["data"]))
     return 0
 
 

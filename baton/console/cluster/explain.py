@@ -13,6 +13,7 @@ from rich.table import Table
 
 from baton.console.cluster.asking import RouterEndpoint, router
 from baton.console.cluster.ranks import ranks_in_words
+from baton.console.output import results, whole
 from baton.protos.errors import RequestUnknown
 from baton.protos.json import Json
 
@@ -26,11 +27,10 @@ def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
     endpoint = router(url, key)
     path = f"/v1/requests/{urllib.parse.quote(request_id or _last(endpoint), safe='')}/explain"
     record = endpoint.call("GET", path)
-    console = Console(highlight=False, width=140)
     if as_json:
         print(json.dumps(record, indent=1))
     else:
-        page(record, console)
+        page(record, results())
     return 0
 
 
@@ -57,7 +57,7 @@ def page(record: Json, console: Console) -> None:
             console.print(_placed(placement))
             for worker, ranks in placement.get("ranks", {}).items():
                 console.print(f"{worker}: {ranks_in_words(ranks['widths'], ranks['hosts'])}")
-            console.print(_candidates(placement))
+            console.print(whole(_candidates(placement)))
         if seen := choice.get("observed_s"):
             stations = ", ".join(f"{name} {seconds:.4f}" for name, seconds in seen.items())
             console.print(f"observed seconds: {stations}")

@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from baton.console.cluster.asking import router
+from baton.console.output import results, whole
 from baton.protos.json import Json
 
 Guard = Callable[[Callable[[], int]], int]
@@ -86,9 +86,9 @@ def _tell(found: Json, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, indent=1))
         return 0
-    console = Console(highlight=False, width=140)
+    console = results()
     for part in page(found):
-        console.print(part)
+        console.print(whole(part) if isinstance(part, Table) else part)
     return 0
 
 

@@ -21,6 +21,7 @@ from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.departures import Departure, Departures
 from baton.cluster.membership import PolledRoster, WorkerEntry, connect
 from baton.console.cluster.ranks import by_host, widths_in_words
+from baton.console.output import print_table
 from baton.launch.redis_server import check_redis
 from baton.protos import version
 from baton.protos.adapter_id import name_of
@@ -54,15 +55,15 @@ def show_workers(redis_url: str | None, namespace: str) -> int:
     Raises NoWorker if the namespace has no worker, ConfigError if no Redis answers.
     """
     url, namespace = meeting_place(redis_url, namespace)
-    console, (entries, departed) = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
+    entries, departed = asyncio.run(_look(url, namespace))
     if departed:
-        console.print(departed_table(departed, time.time()))
+        print_table(departed_table(departed, time.time()))
     if not entries:
         raise NoWorker(f"no worker is in the namespace {namespace!r} of this Redis; is --namespace right?")
-    console.print(table(entries))
+    print_table(table(entries))
     for further in (hosts_table(entries), links_table(entries), obstacles_table(entries)):
         if further is not None:
-            console.print(further)
+            print_table(further)
     return 0
 
 

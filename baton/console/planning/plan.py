@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.console.option_groups import with_groups
-from baton.console.output import guarded, write_json
+from baton.console.output import guarded, print_table, results, write_json
 from baton.console.planning.options import (
     AcceptanceFlag,
     AdapterCostFlag,
@@ -136,7 +136,7 @@ def plan_command(
         if not write_json(json, msgspec.to_builtins(answer) | {"tried": msgspec.to_builtins(tried)}):
             _show(answer)
             for fact in facts:
-                Console(highlight=False).print(fact)
+                results().print(fact)
             if len(tried) > 1:
                 _show_tried(tried)
         return 0
@@ -154,6 +154,7 @@ def _planned(
     from baton.planner.plan import plan
     from baton.planner.processes import cores
     from baton.planner.simulator.cluster import ClusterScenario, SimSettings
+    from baton.planner.simulator.faults import check_pools
     from baton.planner.sweep import sweep
 
     slo, limits = goal.slo, _classes(goal.classes)
@@ -169,6 +170,7 @@ def _planned(
     told = Console(stderr=True, highlight=False)
 
     def planned(reads: WorkerCosts, count: int) -> Plan:
+        check_pools((), (reads, writes or reads))
         settings = SimSettings(
             0, count, policy=simulation.policy, max_batch=simulation.max_batch, seed=simulation.seed
         )
@@ -214,11 +216,11 @@ def _show_tried(tried: Sequence[WidthOutcome]) -> None:
     for t in tried:
         found = (t.ratio, f"{t.attainment:.1%}", f"{t.goodput:.2f}") if t.ratio else ("", "", "")
         table.add_row(t.profile.rpartition("@")[2], str(t.workers), *found, t.reason)
-    Console(highlight=False).print(table)
+    print_table(table)
 
 
 def _show(answer: Plan) -> None:
-    out, found = Console(highlight=False), answer.sweep
+    out, found = results(), answer.sweep
     table = Table("ratio", "SLOs met", "TTFT s", "p99", "TPOT ms", "P steps", "D steps", "hits")
     for r in (*found.ratios, found.colocated):
         s = r.score
@@ -228,7 +230,7 @@ def _show(answer: Plan) -> None:
             r.name, f"{s.attainment:.1%}", f"{s.ttft.mean:.2f}", f"{s.ttft.p99:.2f}", f"{s.tpot.mean * 1e3:.1f}",
             f"{r.prefill_busy:.0%}", f"{r.decode_busy:.0%}", f"{r.hit_rate:.0%}", style=mark,
         )  # fmt: skip
-    out.print(table)
+    print_table(table)
     low, high = found.interval
     answered = "answer" if answer.met else "no answer; the best of these"
     out.print(

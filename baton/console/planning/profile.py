@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from baton.console.output import guarded, write_json
+from baton.console.output import guarded, results, write_json
 from baton.process.output_files import require_place, write_file
 
 app = typer.Typer(no_args_is_help=True, help="Cost curves of workers: from operator timings or data sheets.")
@@ -43,7 +43,7 @@ def import_command(
         if out is not None:
             write_file(out, text.encode())
         if not write_json(json, msgspec.to_builtins(costs)):
-            Console(highlight=False).print(text, markup=False, end="")
+            results().print(text, markup=False, end="", soft_wrap=True)
         return 0
 
     raise typer.Exit(guarded(run))
@@ -83,7 +83,7 @@ def measure_command(
         if out is not None:
             write_file(out, text.encode())
         if not write_json(json, msgspec.to_builtins({"points": found.points, "costs": found.costs})):
-            Console(highlight=False).print(text, markup=False, end="", soft_wrap=True)
+            results().print(text, markup=False, end="", soft_wrap=True)
         return 0
 
     raise typer.Exit(guarded(run))

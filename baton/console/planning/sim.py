@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from baton.console.option_groups import with_groups
-from baton.console.output import guarded, write_json
+from baton.console.output import guarded, print_table, results, write_json
 from baton.console.planning.options import (
     AcceptanceFlag,
     AdapterCostFlag,
@@ -100,7 +99,7 @@ def sim_command(
         named = [cluster.profile, cluster.decode_profile, *map(_profile_of, world.pool or [])]
         facts = measured.require_allowed([name for name in named if name])
         for fact in () if json else facts:
-            Console(highlight=False).print(fact)
+            results().print(fact)
         return _simulate(cluster, slo, part, world, chance, json)
 
     raise typer.Exit(guarded(run))
@@ -144,7 +143,7 @@ def _simulate(
     result = {"trace": load.source, "profile": costs.about, "acceptance": chances, "cpu_seconds": took}
     if not write_json(json, result | {"adapters": about, "result": msgspec.to_builtins(found)}):
         if load.adapter_shares or world.adapter_cost:
-            Console(highlight=False).print(about)
+            results().print(about)
         _show(found, costs.about, found.score.requests / took)
     return 0
 
@@ -152,12 +151,12 @@ def _simulate(
 def _show(found: RatioOutcome, about: str, speed: float) -> None:
     from baton.planner.sweep import miss_reason
 
-    out, s = Console(highlight=False), found.score
+    out, s = results(), found.score
     out.print(f"{found.name}, {about}: {s.requests:,} requests, {speed:,.0f} simulated per CPU second")
     table = Table("", "mean", "median", "p90", "p99")
     for name, f, scale in (("TTFT s", s.ttft, 1.0), ("TPOT ms", s.tpot, 1e3), ("latency s", s.latency, 1.0)):
         table.add_row(name, *(f"{getattr(f, x) * scale:.2f}" for x in ("mean", "median", "p90", "p99")))
-    out.print(table)
+    print_table(table)
     out.print(f"every SLO met by {s.attainment:.1%} ({s.goodput:.2f}/s); {miss_reason(found)}")
     out.print(f"prefix hits {found.hit_rate:.1%} of prompt tokens")
     if found.deaths:
@@ -193,7 +192,7 @@ def _validate(run: str, profile: str, model: str | None, json: str | None) -> in
         for figure, error in row.error.items():
             seen, said = getattr(row.observed, figure), getattr(row.simulated, figure)
             table.add_row(row.metric, figure, _time(seen), _time(said), "-" if error is None else f"{error:+.1%}")
-    Console().print(table)
+    print_table(table)
     return 0
 
 

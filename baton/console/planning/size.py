@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from baton.console.option_groups import with_groups
-from baton.console.output import guarded, write_json
+from baton.console.output import guarded, print_table, results, write_json
 from baton.console.planning.options import (
     JsonFlag,
     MeasuredOptions,
@@ -84,7 +83,7 @@ def size_command(
         if not write_json(json, msgspec.to_builtins(found)):
             _show(found, sweep, forms)
             if widths := runnable_widths(model):
-                Console(highlight=False).print(f"ranks of a worker on a CPU that the model runs on: {widths}")
+                results().print(f"ranks of a worker on a CPU that the model runs on: {widths}")
         return 0
 
     raise typer.Exit(guarded(run))
@@ -100,8 +99,8 @@ def _show(found: Sequence[AcceleratorSizing], sweep: MeasuredForms | None, measu
             f"{s.memory.weights / 1e9:.0f} GB", f"{s.memory.kv / 1e9:.0f} GB", f"{s.memory.kv_tokens:,}",
             "-" if s.per_hour is None else f"{s.per_hour:.2f}",
         )  # fmt: skip
-    out = Console(highlight=False)
-    out.print(table)
+    out = results()
+    print_table(table)
     for s in found:
         if s.settings and s.found:
             out.print(f"{s.accelerator}: with {', '.join(f'worker.{k} = {v}' for k, v in s.settings.items())}")

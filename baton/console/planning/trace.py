@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.console.output import guarded, write_json
+from baton.console.output import guarded, print_table, results, write_json
 from baton.process.output_files import require_place, write_file
 
 app = typer.Typer(no_args_is_help=True, help="Traces of load: Mooncake JSONL, Azure CSV.")
@@ -69,7 +69,7 @@ def _stats(path: str, window: float, skip_bad: bool, json: str | None) -> int:
     found = stats(trace, window)
     if write_json(json, msgspec.to_builtins(found)):
         return 0
-    out, arrivals = Console(highlight=False), found.arrivals
+    out, arrivals = results(), found.arrivals
     out.print(
         f"{found.source}: {arrivals.requests:,} requests in {arrivals.duration_s / 60:.1f} min,"
         f" {arrivals.per_second:.2f}/s (peak {arrivals.peak_per_second:.0f}/s,"
@@ -83,14 +83,14 @@ def _stats(path: str, window: float, skip_bad: bool, json: str | None) -> int:
         ("output", found.lengths.output, found.lengths.output_max),
     ):
         lengths.add_row(name, f"{f.mean:.0f}", f"{f.median:.0f}", f"{f.p90:.0f}", f"{f.p99:.0f}", str(most))
-    out.print(lengths)
+    print_table(lengths)
     ratios = Table("from", "requests", "input", "uncached", "output", "ratio", "uncached ratio")
     for w in found.windows:
         ratios.add_row(
             _since(w.start_s, window), str(w.requests), f"{w.input_tokens:,}", f"{w.uncached_tokens:,}",
             f"{w.output_tokens:,}", f"{w.ratio:.2f}", f"{w.uncached_ratio:.2f}",
         )  # fmt: skip
-    out.print(ratios)
+    print_table(ratios)
     out.print(f"input : output over the whole trace {found.ratio:.2f}; windows differ {found.ratio_spread:.1f}x")
     return 0
 

@@ -18,7 +18,8 @@ from rich.markup import escape
 
 from baton.cluster.config import BatonConfig, load_config
 from baton.console.setup.certs import ensure
-from baton.console.setup.check import keys_of, names_of, profile_of
+from baton.console.setup.check import names_of, profile_of
+from baton.console.setup.places import keys_of, places_of
 from baton.engine.backends.cuda.gpu import Probe, probe, require, resolved_device
 from baton.launch.local import LocalCluster
 from baton.protos.errors import ConfigError
@@ -61,9 +62,11 @@ def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
 
 def require_known(config: BatonConfig) -> None:
     """Raises ConfigError for a name that stands for nothing (a policy, a parser, a transport, a speculator, a paced
-    profile), and for a file of keys that can't be read, before anything is started.
+    profile), for a file of keys that can't be read, and for what workers here would not find (an adapter, a model
+    that drafts), before anything is started.
     """
-    for found in (*names_of(config), *profile_of(config), *keys_of(config)):
+    places = [] if config.ray.address else places_of(config)  # workers' machines are others then
+    for found in (*names_of(config), *profile_of(config), *keys_of(config), *places):
         if found.state == "fail":
             remedy = f"; {found.remedy}" if found.remedy else ""
             raise ConfigError(f"{found.subject}: {found.what}{remedy}", found.subject)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cluster.config import LOOPBACK, BatonConfig
+from baton.console.output import print_table
 from baton.protos.errors import ConfigError
 
 DEFAULT = "certs"
@@ -105,7 +106,7 @@ def show(folder: Path) -> int:
         fine &= state == "good"
         day = datetime.datetime.fromtimestamp(one.ends, datetime.UTC).strftime("%Y-%m-%d %H:%M")
         table.add_row(one.role, day, f"{left:.1f}", state, ", ".join(one.names))
-    Console(highlight=False, width=160).print(table)
+    print_table(table)
     return 0 if fine else 1
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -18,7 +18,8 @@ import yaml
 import baton
 from baton.cluster.config import BatonConfig, load_config
 from baton.cluster.served_model import is_paced
-from baton.console.setup.findings import Finding
+from baton.console.setup.findings import Finding, remedy_of, tried
+from baton.console.setup.places import files_of, places_of
 from baton.cost.profiles import load_profile
 from baton.launch.servable import servable_model
 from baton.protos.errors import BatonError, ConfigError
@@ -48,10 +49,16 @@ def check_toml(file: str) -> list[Finding]:
     try:
         config = load_config(file)
     except BatonError as error:
-        return [Finding(error.param or "config", "fail", error.message, _remedy(error))]
+        return [Finding(error.param or "config", "fail", error.message, remedy_of(error))]
     given = sorted(name for name in os.environ if re.fullmatch(r"BATON_[A-Z]+__[A-Z_]+", name))
     said = f"every key is known; {len(given)} of them from the environment" if given else "every key is known"
-    return [Finding("config", "ok", said), *names_of(config), *files_of(config), *_model(config)]
+    return [
+        Finding("config", "ok", said),
+        *names_of(config),
+        *files_of(config),
+        *places_of(config),
+        *_model(config),
+    ]
 
 
 def names_of(config: BatonConfig) -> list[Finding]:
@@ -68,59 +75,20 @@ def names_of(config: BatonConfig) -> list[Finding]:
         "worker.kv_transport": lambda: check_name(config.worker.kv_transport),
         "worker.speculation": lambda: speculator_names(config.worker.speculation) and config.worker.speculation,
     }
-    return [_tried(key, check) for key, check in checks.items()]
-
-
-def files_of(config: BatonConfig) -> list[Finding]:
-    """Returns findings on the files that the configuration names and that must be on this machine."""
-    named = {
-        "router.keys_file": config.router.keys_file,
-        **{
-            f"tls.{key}": getattr(config.tls, key)
-            for key in ("dir", "cert", "key", "ca", "public_cert", "client_ca")
-        },
-        "redis.ca": config.redis.ca,
-    }
-    found = []
-    for key, path in named.items():
-        if path and os.access(Path(path).expanduser(), os.R_OK):
-            found.append(Finding(key, "ok", path))
-        elif path:
-            what = "can't be read" if Path(path).expanduser().exists() else "no such file"
-            remedy = "`baton keys add TENANT` makes one" if key == "router.keys_file" else "`baton certs make DIR`"
-            found.append(Finding(key, "fail", f"{path}: {what}", remedy))
-    return found
-
-
-def keys_of(config: BatonConfig) -> list[Finding]:
-    """Returns the finding on the file of API keys, if the configuration names one."""
-    return [found for found in files_of(config) if found.subject == "router.keys_file"]
+    return [tried(key, check) for key, check in checks.items()]
 
 
 def profile_of(config: BatonConfig) -> list[Finding]:
     """Returns the finding on the profile of a paced engine; none for another device."""
     kind, _, name = config.worker.device.partition(":")
-    return [_tried("worker.device", lambda: load_profile(name) and name)] if kind == "paced" else []
+    return [tried("worker.device", lambda: load_profile(name) and name)] if kind == "paced" else []
 
 
 def _model(config: BatonConfig) -> list[Finding]:
     if is_paced(config):
         none = Finding("worker.model", "ok", f"none is needed: {config.worker.device}")
         return [*profile_of(config), none]
-    return [_tried("worker.model", lambda: servable_model(config))]
-
-
-def _tried(key: str, check: Callable[[], object]) -> Finding:
-    try:
-        found = check()
-    except BatonError as error:
-        return Finding(key, "fail", error.message, _remedy(error))
-    return Finding(key, "ok", found if isinstance(found, str) else "known")
-
-
-def _remedy(error: BatonError) -> str:
-    """Messages of ours end with it; nothing is said twice."""
-    return "" if ":" in error.message or ";" in error.message else "docs/configuration.md has every key"
+    return [tried("worker.model", lambda: servable_model(config))]
 
 
 # ---- values of the chart -----------------------------------------------------------------------------------

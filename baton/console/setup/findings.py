@@ -5,12 +5,14 @@ Knows nothing of what was checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
+
+from baton.protos.errors import BatonError
 
 State = Literal["ok", "warn", "fail", "skip"]
 MARKS = {"ok": "[green]ok[/]  ", "warn": "[yellow]warn[/]", "fail": "[bold red]fail[/]", "skip": "[dim]skip[/]"}
@@ -26,6 +28,22 @@ class Finding(msgspec.Struct, frozen=True):
     state: State
     what: str
     remedy: str = ""
+
+
+def tried(key: str, check: Callable[[], object]) -> Finding:
+    """Returns the finding of ``check``, which returns what it saw (a string, else it is just known) or raises
+    BatonError.
+    """
+    try:
+        found = check()
+    except BatonError as error:
+        return Finding(key, "fail", error.message, remedy_of(error))
+    return Finding(key, "ok", found if isinstance(found, str) else "known")
+
+
+def remedy_of(error: BatonError) -> str:
+    """Returns the remedy for an error; "" if its message has one: those of ours end with it."""
+    return "" if ":" in error.message or ";" in error.message else "docs/configuration.md has every key"
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cluster.config import load_config
+from baton.console.output import print_table, results
 from baton.router.access.keys import add_key, read_keys, revoke_key
 
 DEFAULT = "keys.json"
@@ -54,7 +55,7 @@ def show(file: str | None) -> int:
         bound = f" (bound to {key.adapter})" if key.adapter else ""
         models = ", ".join(key.models) or "all"
         table.add_row(*row, str(key.priority), models, adapters + bound, "yes" if key.admin else "")
-    Console(highlight=False, width=140).print(table)
+    print_table(table)
     return 0
 
 
@@ -64,7 +65,7 @@ def revoke(file: str | None, key_id: str) -> int:
     Raises ConfigError for an unknown id.
     """
     found = revoke_key(keys_path(file), key_id)
-    Console(highlight=False).print(f"{found.id} of {found.tenant} is revoked")
+    results().print(f"{found.id} of {found.tenant} is revoked")
     return 0
 
 

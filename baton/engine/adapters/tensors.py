@@ -121,6 +121,11 @@ def _two_numbers(file: TensorFile, name: str, raw: Json, field: str) -> tuple[in
     found = raw.get(field)
     if isinstance(found, list) and len(found) == 2 and all(type(x) is int and 0 <= x < 1 << 48 for x in found):
         return found[0], found[1]
+    if name.endswith(".base_layer.bias"):
+        text = "is a copy of a bias of the base's head or embedding, beside which adapters aren't applied"
+        raise file.error(name, f"{text}; target other layers")
+    if name.endswith(".bias"):
+        raise file.error(name, "is a bias; biases of adapters aren't applied: train it without")
     raise file.error(name, f"has {field} {found}; two whole numbers are read: adapters are matrices")
 
 

@@ -22,19 +22,29 @@ def locate(model: str) -> Path:
     """Returns the local directory of ``model`` (a directory, a GGUF file or a hub id), downloading it if needed.
     Raises CheckpointError naming it.
     """
-    path = Path(model).expanduser()
+    path = Path(known_place(model)).expanduser()
     if path.is_dir():
         return path
-    if is_gguf(model) and path.exists():
+    if path.exists():
         return folder_of(path)
+    if is_on_hub(model):
+        return folder_of(fetched(model))
+    return _from_hub(model)
+
+
+def known_place(model: str) -> str:
+    """Returns ``model`` if it names what is here, or may be on the hub, which isn't asked. Raises CheckpointError
+    naming it.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir() or (is_gguf(model) and path.exists()):
+        return model
     if path.exists():
         text = f"{model} is a file; name the directory that holds config.json, or a .gguf file"
         raise CheckpointError(text, "model")
-    if is_on_hub(model):
-        return folder_of(fetched(model))
-    if _looks_like_path(model):
+    if not is_on_hub(model) and _looks_like_path(model):
         raise CheckpointError(f"{model}: no such directory", "model")
-    return _from_hub(model)
+    return model
 
 
 def _looks_like_path(model: str) -> bool:

@@ -68,6 +68,11 @@ def loads_files(asked: str) -> bool:
     return any(part.startswith(OF_FILES) for part in _parts(asked))
 
 
+def model_of(name: str) -> str:
+    """Returns the directory or hub id in the name of a speculator that has weights of its own; "" in another's."""
+    return next((name.removeprefix(of) for of in OF_FILES if name.startswith(of)), "")
+
+
 def placed(asked: str) -> str:
     """Returns ``asked`` with its directories made absolute, for a process with another working directory. Raises
     ConfigError for an unknown name.

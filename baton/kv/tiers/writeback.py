@@ -17,6 +17,7 @@ from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.stack import BATCH, Tiers
 from baton.protos import channel as ch
+from baton.tasks.lasting import count_failure
 
 log = logging.getLogger("baton.kv")
 
@@ -75,6 +76,7 @@ class WriteBack:
                 log.warning("a lower tier takes more than %g s for %d blocks: they aren't kept", STALL_S, BATCH)
             except Exception:  # these blocks aren't kept, and nothing else is the worse for it
                 log.exception("blocks could not be written back")
+                count_failure("write-back")
             await asyncio.sleep((self._clock() - began) * (1 / DUTY - 1))
 
     def take(self, message: ch.KeepAnswer) -> None:

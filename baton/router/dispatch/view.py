@@ -24,6 +24,7 @@ from baton.router.request.request import ServedModel
 from baton.router.request.weights import PinShare, weights_of
 from baton.router.workers.link_table import DecodeLink, LinkTable, WorkerLink
 from baton.router.workers.roster import RosterReader
+from baton.tasks.lasting import count_failure
 
 log = logging.getLogger("baton.router")
 
@@ -169,6 +170,7 @@ class ClusterView:
                 self.changed()
             except Exception:  # a router that no longer looks would never hear of a worker that came back
                 log.exception("the roster's news could not be taken")
+                count_failure("cluster view")
             await asyncio.sleep(POLL_S)
 
     def refresh(self) -> None:

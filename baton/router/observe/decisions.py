@@ -24,6 +24,7 @@ from baton.protos.json import Json
 from baton.protos.rpc import heed_cancel
 from baton.router.observe.trail import Trail, TrailWriter, choice_json
 from baton.router.request.request import ChoiceSummary, RouterRequest
+from baton.tasks.lasting import count_failure
 
 FLUSH_S = 0.25  # seconds between two writes, so that records go out in batches
 KEPT_REQUESTS = 4096  # records in this process's ring
@@ -209,6 +210,7 @@ class DecisionLog:
                 self._write(request_id, unsent)
             except Exception:  # one record's trouble must not lose the others'
                 log.exception("the record of %s could not be written", request_id)
+                count_failure("decision records")
         if self._store is not None and unsent:
             await self._store.put(unsent)
 

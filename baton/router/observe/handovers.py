@@ -18,6 +18,7 @@ from baton.kv.layout.bridge import obstacles_between
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.tasks.beside import beside
+from baton.tasks.lasting import count_failure
 
 log = logging.getLogger("baton.router")
 
@@ -172,4 +173,5 @@ class HandoverWatch:
                 self.look()
             except Exception:  # requests don't need it
                 log.exception("the workers' handovers could not be looked at")
+                count_failure("handovers")
             await asyncio.sleep(EVERY_S)

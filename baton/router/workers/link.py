@@ -29,6 +29,7 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.router.workers.call_errors import attached_error, from_rpc, is_of_worker, readable
 from baton.router.workers.decode_session import DecodeLease, DecodeSession, TokenSink
 from baton.router.workers.session_call import read, read_all, write_all
+from baton.tasks.lasting import count_failure
 from baton.tls.rpc import handshake_failure
 
 log = logging.getLogger("baton.router")
@@ -101,6 +102,7 @@ class WorkerLink(ABC):
             log.debug("%s: a call ended as cancelled", self.info.worker_id)
         except Exception:  # a link that ended would never come back: its worker would be out of reach for good
             log.exception("the link to %s failed; it is made anew", self.info.worker_id)
+            count_failure("links")
         finally:
             self._set(False)
         return self._was_up

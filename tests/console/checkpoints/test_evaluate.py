@@ -51,9 +51,38 @@ def test_a_change_above_its_tolerance_ends_with_an_exit_code_of_its_own(ask, mod
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (
+            ("--fail-above", "1%"),
+            "--fail-above loss is the most that may differ from a reference: it needs --against",
+        ),
+        (
+            ("--fail-above", "kl=1", "--only", "loss", "--against", "x"),
+            "--fail-above kl needs the part paths in --only",
+        ),
+    ],
+)
+def test_a_tolerance_of_what_is_not_measured_is_refused_before_a_model_is_loaded(
+    ask, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], said: str
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("baton.evaluate.local.LocalSubject.__init__", load)
+    done = ask(*flags)
+    assert done.exit_code == 1
+    assert said in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
         (("--only", "speed"), "loss, paths, needle, tasks"),
         (("--fail-above", "speed=1"), "is unknown"),
-        (("--fail-above", "1%", "--only", "loss"), "needs --against"),
+        (("--sweep", "--fail-above", "1%", "--only", "loss"), "leave out --only, --fail-above"),
+        (("--also", "x"), "--also x: it is measured by a --sweep"),
+        (("--against-quantization", "int8"), "--against-quantization: there is no reference"),
+        (("--only", "needle", "--needle", "5000"), "--needle 5000: the context has room for 1024"),
+        (("--only", "paths"), "paths compare two sides: add --against"),
         (("--text", "/nowhere/text.txt"), "can't be read"),
         (("--tasks", "/nowhere/tasks.jsonl", "--only", "tasks"), "No such file"),
         (("--sweep", "--json", "/nowhere/x.json"), "can't write"),

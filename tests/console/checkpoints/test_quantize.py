@@ -64,6 +64,8 @@ def test_a_model_with_experts_is_written_as_transformers_loads_them(tmp_path: Pa
         (("--method", "hqq"), "use rtn, gptq"),
         (("--method", "rtn", "--group", "96"), "groups of 96 don't divide"),
         (("--calibration", "/nowhere/text.txt", "--group", "32"), "No such file"),
+        (("--calibration", "self", "--group", "32", "--tokens", "2048"), "made for contexts of 1024"),
+        (("--method", "smoothquant", "--bits", "4"), "--bits 4: smoothquant has 8"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_leaves_no_folder(
@@ -73,3 +75,17 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_no_folder(
     assert done.exit_code == 1
     assert said in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_model_writes_a_text(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> None:
+        raise AssertionError("a text was written")
+
+    monkeypatch.setattr("baton.quantize.calibration.own_text", write)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    done = ask("--calibration", "self", "--group", "32")
+    assert done.exit_code == 1
+    assert "isn't empty: name another --out" in " ".join(done.stderr.split())

@@ -139,6 +139,8 @@ REFUSED_TENSORS: list[tuple[Change, str]] = [
     (_set("base_model.model.lm_head.base_layer.weight", torch.zeros(100, 48)), "can't be compared"),
     (_set(FIRST, torch.zeros(8, 48, dtype=torch.int8)), "is of I8"),
     (_set(f"base_model.model.{Q}.lora_magnitude_vector", torch.zeros(80)), "adapters are matrices"),
+    (_set("base_model.model.lm_head.base_layer.bias", torch.zeros(100)), "target other layers"),
+    (_set(f"base_model.model.{Q}.lora_B.bias", torch.zeros(80)), "is a bias; .* train it without"),
     (_set(f"base_model.model.{EMBED}.lora_embedding_A", torch.zeros(8, 101)), "without a lora_B"),
     (_nan, "NaN"),
     (_set(f"{Q}.lora_A.weight", torch.zeros(8, 48)), "one of them is meant"),

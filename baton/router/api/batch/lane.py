@@ -29,7 +29,7 @@ from baton.router.api.batch.held_job import HeldJob, JobCancel
 from baton.router.api.batch.lines import BatchLine, by_model, read_lines
 from baton.router.api.batch.side_by_side import JobAsk, JobsUnderWay, LinePlace
 from baton.router.api.large import INLINE_BYTES, offload_if
-from baton.tasks.lasting import lasting
+from baton.tasks.lasting import count_failure, lasting
 from baton.tasks.outlasting import outlasted
 
 LEASE_S = 10.0  # seconds that a claim holds without being renewed
@@ -110,6 +110,7 @@ class BatchLane:
             log.warning("batch lane: %s: %s", job_id, error.message)
         except Exception:
             log.exception("the batch lane failed on %s", job_id)
+            count_failure("batch lane")
         heed_cancel()
 
     async def work(self, job_id: str) -> None:

@@ -18,6 +18,7 @@ from baton.protos.rpc import heed_cancel
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.dispatch.adapters.loads import AdapterLoads
 from baton.router.workers.link import WorkerLink
+from baton.tasks.lasting import count_failure
 
 log = logging.getLogger("baton.router")
 
@@ -47,6 +48,7 @@ class AdapterKeeper:
                     await self.look()
                 except Exception:  # one that looks no more would never unload, nor pin on a new worker
                     log.exception("the adapters of workers could not be kept")
+                    count_failure("adapters of workers")
                 heed_cancel()
                 await asyncio.sleep(LOOK_S)
         finally:
@@ -88,6 +90,7 @@ class AdapterKeeper:
             log.warning("adapter %s is pinned, and %s", entry.name, error)
         except Exception:  # the next look tries again
             log.exception("adapter %s could not be pinned", entry.name)
+            count_failure("adapters of workers")
 
 
 def contents_of(infos: Iterable[WorkerInfo]) -> dict[str, str]:
