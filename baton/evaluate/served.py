@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,16 @@ from functools import cached_property
 from tokenizers import Tokenizer
 
 from baton.evaluate.subject import TOP, Continuation, Ids, TokenKey, TokenScore, text_before
-from baton.protos.errors import ConfigError, Forbidden, InvalidRequest, Unauthenticated, Unavailable
+from baton.protos.errors import BatonError, ConfigError, Forbidden, InvalidRequest, Unauthenticated, Unavailable
 from baton.protos.json import Json
 
 TIMEOUT_S = 600.0  # of one call: a long prompt on a small machine takes minutes
 AT_ONCE = 8  # calls in flight
+# Statuses that pass: a rate or a queue that is full, a worker that is being replaced. An evaluation may take hours,
+# and one such answer would lose all of it.
+PASSING = (429, 503)
+TRIES = 6  # of such a call
+LEAST_PAUSE_S, MOST_PAUSE_S = 0.5, 60.0
 CONTEXT = 2048  # of a server that doesn't say how long its model's is
 WRITTEN = 1  # tokens of a context that a text leaves free, because servers write one even to texts that they score
 MOST_STOPS = 4  # stop strings that a request may have
@@ -136,6 +142,16 @@ class ServerSubject:
         return choice
 
     def _call(self, method: str, path: str, body: Json | None = None) -> Json:
+        for tries_left in range(TRIES - 1, -1, -1):
+            try:
+                return self._called(method, path, body)
+            except _TryLater as later:
+                if not tries_left:
+                    raise later.error from None
+                time.sleep(later.seconds)
+        raise AssertionError
+
+    def _called(self, method: str, path: str, body: Json | None) -> Json:
         headers = {"content-type": "application/json"} | (
             {"authorization": f"Bearer {self._key}"} if self._key else {}
         )
@@ -147,9 +163,29 @@ class ServerSubject:
                 return found
         except urllib.error.HTTPError as error:
             refusal = _REFUSALS.get(error.code, InvalidRequest if error.code < 500 else Unavailable)
-            raise refusal(f"{self.name}{path} answered {error.code}: {_reason(error)}", "model") from None
+            refused = refusal(f"{self.name}{path} answered {error.code}: {_reason(error)}", "model")
+            if error.code in PASSING:
+                raise _TryLater(refused, _pause(error)) from None
+            raise refused from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Unavailable(f"nothing answers at {self._url}{path} ({error})") from None
+
+
+class _TryLater(Exception):
+    """Says that a call may succeed after some ``seconds``; ``error`` is what it failed with."""
+
+    def __init__(self, error: BatonError, seconds: float) -> None:
+        super().__init__(error)
+        self.error, self.seconds = error, seconds
+
+
+def _pause(error: urllib.error.HTTPError) -> float:
+    """Returns the seconds after which the server asks to come back, within bounds."""
+    try:
+        seconds = float(error.headers.get("retry-after") or LEAST_PAUSE_S)
+    except ValueError:  # a date
+        seconds = LEAST_PAUSE_S
+    return min(max(seconds, LEAST_PAUSE_S), MOST_PAUSE_S)
 
 
 def _answer(choice: Json, stop: Sequence[str]) -> Continuation:

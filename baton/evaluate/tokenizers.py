@@ -6,12 +6,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from baton.cluster.served_model import TOKENIZER, require_tokenizer
 from baton.protos.errors import CheckpointError
 
 
 def tokenizer_of(directory: Path) -> Tokenizer:
     """Returns the tokenizer of a model's directory. Raises CheckpointError naming the file."""
-    path = directory / "tokenizer.json"
+    path = require_tokenizer(directory) / TOKENIZER
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises Exception itself

@@ -19,6 +19,7 @@ from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Weight
 from baton.engine.program.stacked import own_source, part_of
+from baton.gguf_files.folder import is_gguf
 from baton.protos.errors import ConfigError
 from baton.quantize.layers import require_known
 from baton.quantize.tensor_file import PiecewiseTensor
@@ -34,6 +35,9 @@ class Source:
     """
 
     def __init__(self, model: str) -> None:
+        if is_gguf(model):
+            text = f"{model}: a GGUF file can't be quantized further; start from a checkpoint in safetensors"
+            raise ConfigError(text, "model")
         self.directory: Path = locate(model)
         self.config = ModelConfig.read(self.directory)
         if any(self.config.fields.get(field) for field in QUANTIZED):

@@ -21,6 +21,7 @@ class CompletionsServer:
 
     def __init__(self, local: LocalSubject) -> None:
         self.local, self.says_ids, self.asked = local, True, []  # type: ignore[var-annotated]
+        self.busy = 0  # completions that are refused before the next is answered
         self._lock = threading.Lock()  # one thread at a time calls a runner
         handler = type("Handler", (_Handler,), {"owner": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -37,6 +38,9 @@ class CompletionsServer:
     def answer(self, path: str, body: Json) -> tuple[int, Json]:
         with self._lock:
             self.asked.append((path, body))
+            if self.busy and path == "/v1/completions":
+                self.busy -= 1
+                return 429, {"error": {"message": "the queue is full"}}
             if path == "/v1/models":
                 return 200, {"data": [{"id": "tiny", "max_model_len": self.local.context}]}
             if path == "/tokenize" and self.says_ids:

@@ -13,7 +13,7 @@ from baton.evaluate.evaluation import Questions, evaluate
 from baton.evaluate.local import LocalSubject
 from baton.evaluate.served import ServerSubject
 from baton.evaluate.tokenizers import tokenizer_of
-from baton.protos.errors import ConfigError, Unavailable
+from baton.protos.errors import CheckpointError, ConfigError, InvalidRequest, Unavailable
 from tests.evaluate.completions_server import CompletionsServer
 
 ASKED = Questions(("a river in the hills", "the night train"), parts=("loss", "paths"), prompts=2, answer_tokens=6)
@@ -70,6 +70,21 @@ def test_an_answer_ends_before_any_of_many_stop_strings(local: LocalSubject, ser
     assert len(server.asked[-1][1]["stop"]) == 4
 
 
+def test_a_server_that_is_full_is_asked_again_as_often_as_it_may_pass(
+    server: CompletionsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = list[float]()
+    monkeypatch.setattr("baton.evaluate.served.time.sleep", paused.append)
+    served, server.busy = ServerSubject(server.url), 3
+    assert len(served.answers([[1, 2]], 2)) == 1
+    assert paused == 3 * [0.5]
+    server.busy = 100
+    with pytest.raises(InvalidRequest, match="answered 429: the queue is full"):
+        served.answers([[1, 2]], 2)
+    assert len(paused) == 8
+    server.busy = 0
+
+
 def test_a_server_without_tokenize_asks_for_a_tokenizer(plain: CompletionsServer) -> None:
     with pytest.raises(ConfigError, match="--tokenizer"):
         ServerSubject(plain.url).encode("river")
@@ -78,3 +93,8 @@ def test_a_server_without_tokenize_asks_for_a_tokenizer(plain: CompletionsServer
 def test_nothing_at_the_url_is_said_in_one_sentence() -> None:
     with pytest.raises(Unavailable, match="nothing answers at"):
         ServerSubject("http://127.0.0.1:9")
+
+
+def test_a_folder_without_a_tokenizer_is_told_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json, .*save_pretrained"):
+        tokenizer_of(tmp_path)

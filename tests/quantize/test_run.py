@@ -305,6 +305,9 @@ def test_a_checkpoint_that_is_quantized_already_is_refused(source: Source, tmp_p
     quantize(source, Recipe("rtn", group=32).checked(), (), tmp_path / "out")
     with pytest.raises(ConfigError, match="quantized already"):
         Source(str(tmp_path / "out"))
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match="a GGUF file can't be quantized further"):
+        Source(str(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize(
