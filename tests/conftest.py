@@ -5,9 +5,11 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from xdist.scheduler import LoadFileScheduling
 
 from baton.cluster.membership import connect
 from baton.engine.load import QUIET_THREADS
@@ -40,6 +42,7 @@ WAITING = (
     "router/test_overload",
 )
 """How paths of files begin, below ``tests``, that mostly wait for other processes; the longest first."""
+SOURCES_READ = "tests/docs/"  # whose tests parse most of our sources
 COLLECT_AFTER = 20_000  # objects that are new, in each process of tests
 LAST_SHARE = 0.15  # of the files that compute is dealt after the last that waits, because nobody may end alone
 
@@ -90,6 +93,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # not collected first: there is little garbage, and looking for it took a second in each process
     gc.set_threshold(COLLECT_AFTER)  # a fifth of what computes much in Python was spent in collections
     gc.enable()
+
+
+class FilesTogether(LoadFileScheduling):
+    """Deals each file's tests to one process, and those that read our sources to one that parses them once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return SOURCES_READ if file.startswith(SOURCES_READ) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether | None:
+    return FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)

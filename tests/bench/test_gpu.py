@@ -34,6 +34,7 @@ TOP = Ceilings(3e12, 2.8e12, 8e14)
 HERE = rows.Where("NVIDIA H100 80GB HBM3", "abc1234", "2026-11-21 09:00 UTC")
 
 
+@pytest.mark.thorough
 def test_without_a_gpu_it_says_in_one_sentence_what_it_needs() -> None:
     if not gpu.needs():
         pytest.skip("a GPU is here")

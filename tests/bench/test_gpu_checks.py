@@ -119,6 +119,7 @@ def test_a_test_is_played_for_the_shims_number_of_multiprocessors_too_where_that
         assert played_ == [*tests, *(f"{folder}{name}.py::x as of {count} processors" for name in names)]
 
 
+@pytest.mark.thorough
 def test_a_test_runs_for_the_number_it_is_played_for_and_tells_what_it_launched() -> None:
     """Runs in a process of its own, because a fork of one whose OpenMP has threads may wait for them."""
     test = "tests/kernels/cuda/test_prefill.py::test_bfloat16_rows_in_and_out[bf16]"

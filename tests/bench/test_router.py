@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import uvloop
 
 from baton.bench import rows
@@ -10,6 +11,7 @@ from baton.bench.router.cluster import BenchCluster
 from baton.bench.router.load import closed_loop, open_loop, request
 
 
+@pytest.mark.thorough
 def test_its_clients_measure_a_real_router_and_rows_say_where():
     with BenchCluster(decode=1) as cluster:
         found = uvloop.run(measure.overhead(cluster, 10))

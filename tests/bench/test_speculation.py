@@ -27,6 +27,7 @@ TINY = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 def test_each_part_gives_its_rows_and_never_worse_is_judged_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(models.SIZES, "tiny", TINY)

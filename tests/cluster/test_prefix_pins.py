@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from baton.cluster.prefix_pins import PinnedPrefix, PrefixPinStore
 from baton.protos.errors import Unavailable
@@ -46,7 +48,7 @@ async def test_an_entry_of_another_version_is_passed_over(redis: Redis) -> None:
 
 
 async def test_without_redis_a_typed_error_says_so() -> None:
-    store = PrefixPinStore(Redis(host="127.0.0.1", port=1), "ns")
+    store = PrefixPinStore(Redis(host="127.0.0.1", port=1, retry=Retry(NoBackoff(), 0)), "ns")
     for asked in (store.all(), store.put(pin("p", 1.0), 60.0), store.remove("p")):
         with pytest.raises(Unavailable, match="Redis is away"):
             await asked

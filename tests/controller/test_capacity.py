@@ -4,15 +4,11 @@ policy make of a worker's pages with what really fits and really ships.
 
 from __future__ import annotations
 
-import ast
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
-import baton
 from baton.console.planning import liveprofile
 from baton.controller import observation as observe
 from baton.cost.curves import decode_seconds
@@ -160,25 +156,3 @@ def test_a_handoff_is_expected_to_send_about_the_bytes_that_it_sends(name: str, 
     layout = LAYOUTS[name]
     sent = measured(layout, prompt, 40)[0] * layout.page_bytes
     assert handoff_bytes(layout, prompt) == pytest.approx(sent, rel=0.15, abs=2 * layout.page_bytes)
-
-
-PAGE_COUNTS = {"pages", "free_pages", "cached_pages", "leased_pages", "page_bytes"}
-OUTSIDE = ("cluster", "console", "controller", "router", "router_host")
-
-
-def test_who_judges_workers_leaves_it_to_one_module_what_a_page_holds() -> None:
-    found = [
-        f"{path}:{node.lineno}"
-        for folder in OUTSIDE
-        for path in (Path(baton.__file__).parent / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv)
-        if PAGE_COUNTS & set(_names(node)) and {"BLOCK_TOKENS", "block_tokens"} & set(_names(node))
-    ]
-    assert not found, f"take held_tokens, pool_tokens or handoff_bytes of kv/layout/room.py: {found}"
-
-
-def _names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.Name):
-            yield node.attr if isinstance(node, ast.Attribute) else node.id

@@ -132,3 +132,25 @@ def test_benches_import_no_tests() -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tests"
     ]
     assert found == []
+
+
+PAGE_COUNTS = {"pages", "free_pages", "cached_pages", "leased_pages", "page_bytes"}
+OUTSIDE = ("cluster", "console", "controller", "router", "router_host")
+
+
+def test_who_judges_workers_leaves_it_to_one_module_what_a_page_holds() -> None:
+    found = [
+        f"{path}:{node.lineno}"
+        for folder in OUTSIDE
+        for path, nodes in modules(f"baton/{folder}").items()
+        for node in nodes
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv)
+        if PAGE_COUNTS & set(_names(node)) and {"BLOCK_TOKENS", "block_tokens"} & set(_names(node))
+    ]
+    assert not found, f"take held_tokens, pool_tokens or handoff_bytes of kv/layout/room.py: {found}"
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id

@@ -15,6 +15,7 @@ from baton.drill.machines.cores import ALIVE_S, UNKNOWN_S, MachineCores
 from baton.drill.run import play
 from baton.drill.scenario import Request, Scenario, Size
 from baton.protos.nouns import Sampling
+from tests.kernels.thorough import first_now
 
 
 def shared(seed: int) -> Scenario:
@@ -31,7 +32,7 @@ def shared(seed: int) -> Scenario:
     return msgspec.structs.replace(drawn, requests=requests, pins=(), adapters=(), **plain)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_now(range(3)))
 def test_a_cluster_whose_engines_share_cores_holds(seed: int) -> None:
     scenario = shared(seed)
     assert scenario.machines

@@ -15,6 +15,7 @@ from baton.drill.parts.far_host import SimulatedHost
 from baton.drill.run import Verdict, play
 from baton.drill.scenario import FAR, PEER, Fault, Scenario, Size
 from baton.engine.backends.ranks.host_pages import HostPages
+from tests.kernels.thorough import later
 
 QUIET = Size(workers=2, requests=10, kinds=(), hosted=0.0, floats=0.0, selected=0.0, paged=0.0, flooded=0.0)
 
@@ -48,9 +49,9 @@ def test_each_host_gets_its_part_of_every_page(seen: Counter[str]) -> None:
     assert not seen["_whole"], "nobody was unreachable"
 
 
-def test_whole_pages_come_to_the_lead_of_two_hosts_from_one() -> None:
-    assert held(on_hosts((1, 2))).answered
-    assert held(on_hosts((2, 1))).answered
+@pytest.mark.parametrize("hosts", [(1, 2), later((2, 1))])
+def test_whole_pages_come_to_the_lead_of_two_hosts_from_one(hosts: tuple[int, ...]) -> None:
+    assert held(on_hosts(hosts)).answered
 
 
 def test_the_lead_gets_everything_while_its_other_host_is_out_of_reach(seen: Counter[str]) -> None:
@@ -80,7 +81,7 @@ def test_many_seeds_draw_faults_at_the_other_hosts_of_workers_that_are_at_a_requ
     assert any(fault.kind == "host_dies" for one in drawn for fault in one.faults)
 
 
-@pytest.mark.parametrize("to", [FAR, PEER + FAR])
+@pytest.mark.parametrize("to", [FAR, later(PEER + FAR)])
 def test_a_cut_at_a_request_meets_its_workers_hosts(to: str) -> None:
     cut = Fault("cut", 0.0, "decode-0", to, 3.0, aim="receiving", request=0)
     verdict = held(on_hosts((2,), cut), keep_story=True)

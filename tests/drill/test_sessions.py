@@ -11,6 +11,7 @@ from baton.drill.language import oracle
 from baton.drill.run import play
 from baton.drill.scenario import Scenario, Size
 from baton.router.dispatch.affinity import SessionHomes
+from tests.kernels.thorough import first_now
 
 TALKS = Size(kinds=(), conversing=1.0, requests=4, flooded=0.0, overloaded=0.0, adapted=0.0, scaled=0.0, keyed=0.0)
 
@@ -33,7 +34,7 @@ def test_each_turn_has_the_answer_before_it_in_its_prompt_and_waits_for_its_end(
     assert seen > 10
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_now(range(3)))
 def test_a_cluster_with_conversations_holds(seed: int) -> None:
     verdict = play(conversing(seed))
     assert verdict.held, verdict.violations
@@ -44,5 +45,5 @@ def test_a_turn_that_goes_home_to_a_worker_that_never_had_the_session_is_seen(
 ) -> None:
     homes = itertools.count()
     monkeypatch.setattr(SessionHomes, "home", lambda self, request, workers: workers[next(homes) % len(workers)])
-    found = [violation for seed in range(8) for violation in play(conversing(seed)).violations]
-    assert any("its session's home, whose last turn" in violation for violation in found), found
+    found = (violation for seed in range(8) for violation in play(conversing(seed)).violations)
+    assert any("its session's home, whose last turn" in violation for violation in found)

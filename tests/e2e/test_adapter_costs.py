@@ -41,6 +41,7 @@ def advice(trace: Path, profile: Path, *flags: str) -> list[str]:
     return [line for line in json.loads(done.stdout)["advice"] if line.startswith("adapters:")]
 
 
+@pytest.mark.thorough
 def test_what_adapters_cost_a_native_engine_is_measured_and_planned_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,9 +92,16 @@ def _values_at(heads: int, kv_heads: int, dim: int) -> int:
 
 
 def _split_weights(program: Program) -> Iterator[str]:
+    routers = program.routers
     for op in program.ops:
-        if isinstance(op, p.Linear | p.Embedding | p.LmHead) and op.weight not in program.routers:
+        if isinstance(op, p.Linear | p.Embedding | p.LmHead) and op.weight not in routers:
             yield op.weight
+
+
+def _read(op: p.Op) -> set[object]:
+    """Returns the registers that ``op`` reads, among its other settings."""
+    names: set[object] = {getattr(op, field) for field in op.__struct_fields__ if field != "out"}
+    return names | set(op.xs) if isinstance(op, p.SumRows) else names
 
 
 class _Split:
@@ -104,6 +111,7 @@ class _Split:
 
     def __init__(self, program: Program, rank: Rank) -> None:
         self._program, self._rank = program, rank
+        self._routers = program.routers
         self._rows: dict[str, Rows] = {}
         self._parts: dict[str, Part] = {}
         self._widths: dict[str, int] = {}
@@ -127,7 +135,10 @@ class _Split:
 
     def done(self) -> RankProgram:
         ops = _adapted_first([part for op in self._program.ops for part in _SPLITS[type(op)](self, op)])
-        assert not any(self._overtakes(ops, register) for register in self._widths), "a register may be overwritten"
+        reads = [_read(op) for op in ops]
+        assert not any(self._overtakes(ops, reads, register) for register in self._widths), (
+            "a register may be overwritten"
+        )
         writers = (op for op in ops if not isinstance(op, p.Meet))
         assert not {getattr(op, "out", "") for op in writers} & set(self._widths), (
             "ranks would write the same columns"
@@ -145,17 +156,15 @@ class _Split:
             expert_layers=len(self._program.experts),
         )
 
-    def _overtakes(self, ops: tuple[p.Op, ...], register: str) -> bool:
+    def _overtakes(self, ops: tuple[p.Op, ...], reads: list[set[object]], register: str) -> bool:
         """Returns whether a rank may write ``register`` while another still reads its old content, with no meeting
-        between.
+        between. ``reads`` has what each op reads.
         """
         own = {name for name, part in self._parts.items() if part.whole == register}
         read = False  # since the last meeting for another register; a step ends with one
-        for op in ops:
+        for op, names in zip(ops, reads, strict=True):
             if isinstance(op, p.Meet) and op.x not in own:
                 read = False
-            names = {getattr(op, field) for field in op.__struct_fields__ if field != "out"}
-            names |= set(op.xs) if isinstance(op, p.SumRows) else set()
             if read and getattr(op, "out", None) in own:
                 return True
             read = read or register in names
@@ -181,7 +190,7 @@ class _Split:
 
     def linear(self, op: p.Linear) -> tuple[p.Op, ...]:
         """Computes the rank's own outputs; those that only the rank itself reads stay there."""
-        if op.weight in self._program.routers:
+        if op.weight in self._routers:
             return (op,)
         if op.out in self._into_latents:
             latent, (begin, end) = self._into_latents[op.out], self._queries

@@ -114,6 +114,7 @@ async def test_a_cluster_of_ours_passes_and_its_answers_are_the_same_under_load(
     assert card.random_alone == 0
 
 
+@pytest.mark.thorough
 async def test_a_cluster_of_ours_whose_worker_and_engine_are_killed_says_nothing_wrong_and_answers_again() -> None:
     with Fleet(prefill=2, decode=2, worker={"device": "paced:zero"}) as fleet:
         pids = fleet.record("decode-0").pid, fleet.record("prefill-0").engine_pid

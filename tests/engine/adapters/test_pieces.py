@@ -95,6 +95,7 @@ def pieces_of(directory: Path, sites: dict[str, Site], monkeypatch: pytest.Monke
     return found
 
 
+@pytest.mark.thorough  # the next test bounds the parts of a piece
 def test_the_longest_piece_of_a_load_is_no_longer_for_thousands_of_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

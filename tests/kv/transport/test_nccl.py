@@ -188,6 +188,7 @@ async def test_workers_join_die_and_rejoin(memory: PageMemory, far: list[Far]) -
     await transport.close()
 
 
+@pytest.mark.thorough  # tests/kv/transport/test_kills.py kills senders and receivers
 async def test_a_mover_that_is_killed_breaks_its_streams_and_is_started_anew(
     memory: PageMemory, far: list[Far]
 ) -> None:

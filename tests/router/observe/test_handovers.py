@@ -131,6 +131,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield up
 
 
+@pytest.mark.thorough  # the others here show each place by itself
 async def test_a_decode_worker_of_another_fidelity_shows_everywhere(
     fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,14 +137,14 @@ def random_weights(program: Program, kind: tuple[int, int] | torch.dtype, seed: 
     """
     draw = torch.Generator().manual_seed(seed)
     matrices = {op.weight for op in program.ops if isinstance(op, p.Linear | p.LmHead)}
-    experts = {name for op in program.experts for name in (op.gate_up, op.down)}
+    experts, routers = {name for op in program.experts for name in (op.gate_up, op.down)}, program.routers
     plain = kind if isinstance(kind, torch.dtype) else torch.bfloat16
     made: Weights = {}
     for weight in program.weights:
         [shape] = weight.shapes
         scale = 1.0 if len(shape) == 1 or weight.name not in matrices | experts else shape[-1] ** -0.5
         values = torch.randn(shape, generator=draw) * scale + (len(shape) == 1) * 2.0
-        if weight.name in program.routers:
+        if weight.name in routers:
             made[weight.name] = values
         elif weight.name in experts:
             made[weight.name] = values.to(torch.bfloat16)

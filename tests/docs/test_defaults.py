@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-PACKAGE = Path(__file__).parent.parent / "baton"
+from tests.docs.sources import modules
 
 
-@pytest.fixture(scope="module")
-def trees() -> dict[Path, ast.Module]:
-    return {file: ast.parse(file.read_bytes()) for file in PACKAGE.rglob("*.py")}
-
-
-def emptiable(trees: dict[Path, ast.Module]) -> Iterator[str]:
+def emptiable() -> Iterator[str]:
     """Yields the names of the classes whose objects may be false."""
-    for tree in trees.values():
-        for node in ast.walk(tree):
+    for nodes in modules("baton").values():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
                 if methods & {"__len__", "__bool__"}:
                     yield node.name
 
 
-def test_no_object_that_is_empty_is_replaced_by_a_new_one(trees: dict[Path, ast.Module]) -> None:
-    classes = set(emptiable(trees))
+def test_no_object_that_is_empty_is_replaced_by_a_new_one() -> None:
+    classes = set(emptiable())
     found = [
-        f"{file.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
-        for file, tree in trees.items()
-        for node in ast.walk(tree)
+        f"{file}:{node.lineno}: {ast.unparse(node)}"
+        for file, nodes in modules("baton").items()
+        for node in nodes
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)
         for value in node.values[1:]
         if isinstance(value, ast.Call) and ast.unparse(value.func).split("[")[0].split(".")[-1] in classes

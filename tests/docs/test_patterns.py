@@ -8,15 +8,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import baton
+from tests.docs.sources import modules
 
 parser, sre = re._parser, re._constants  # type: ignore[attr-defined]
-ROOT = Path(baton.__file__).parent
-OURS = {ROOT / "kernels", ROOT / "drill"}  # they read compilers' output, our own sources and our own Lua scripts
+OURS = ("baton/kernels/", "baton/drill/")  # they read compilers' output, our own sources and our own Lua scripts
 MANY = 256
 ANYWHERE = {"search", "findall", "finditer", "sub", "subn", "split", "compile"}
 CHARACTERS = [chr(i) for i in range(256)]
@@ -24,13 +22,10 @@ CHARACTERS = [chr(i) for i in range(256)]
 
 def patterns() -> Iterator[tuple[str, str, bool]]:
     """Each literal pattern, where it stands, and whether a search may begin it anywhere."""
-    for path in sorted(ROOT.rglob("*.py")):
-        text = path.read_text()
-        if OURS & {*path.parents} or not ("re." in text or "pattern=" in text):
-            continue
-        for node in ast.walk(ast.parse(text)):
+    for path, nodes in modules("baton").items():
+        for node in nodes if not path.startswith(OURS) else ():
             if isinstance(node, ast.Call) and (found := _pattern(node)) is not None:
-                yield found[0], f"{path.relative_to(ROOT.parent)}:{node.lineno}", found[1]
+                yield found[0], f"{path}:{node.lineno}", found[1]
 
 
 def _pattern(call: ast.Call) -> tuple[str, bool] | None:
