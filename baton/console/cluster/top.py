@@ -31,6 +31,7 @@ ADAPTERS = 8  # rows of adapters
 CHANGES = 5  # decisions of the controller that are shown
 STATIONS = (("queue", "bright_black"), ("prefill_queue", "white"), ("prefill", "blue"), ("transfer", "yellow"))
 NONE = "–"
+UNITS = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9))  # of numbers, of which three digits are shown
 
 
 def run(url: str | None, key: str, every_s: float, once: bool, as_json: bool) -> int:
@@ -218,7 +219,9 @@ def _met(share: float | None) -> Text:
 def _seconds(value: float | None) -> str:
     if value is None:
         return NONE
-    return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+    if value < 0.9995:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value < 999.5 else f"{value:.0f} s"
 
 
 def _percent(share: float | None) -> str:
@@ -228,7 +231,8 @@ def _percent(share: float | None) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return NONE
-    return f"{value:.3g}" if value < 1000 else f"{value / 1000:.3g}k"
+    unit, size = next(((u, s) for u, s in UNITS if value < 999.5 * s), UNITS[-1])
+    return f"{value / size:.3g}{unit}"
 
 
 def _span(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """`baton top`, of snapshots as a router gives them."""
 
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -134,6 +135,21 @@ def test_the_page_says_for_how_long_redis_is_away_and_who_cannot_hand_over(snaps
     assert "prefill-0 can't hand over to any decode worker: no weights" in shown(
         earlier | {"obstacles": [obstacle]}
     )
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [(12.34, "12.3/s in"), (999.7, "1k/s in"), (123456.0, "123k/s in"), (1234567.0, "1.23M/s in")],
+)
+def test_large_numbers_are_shown_in_units_and_never_in_powers_of_ten(snapshot, rate, shown):
+    totals = snapshot["totals"] | {"input_tokens_per_s": rate}
+    slow = snapshot["recent"][0] | {"ttft_s": 1234.0}
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(page(snapshot | {"totals": totals, "recent": [slow]}, 160))
+    text = console.export_text()
+    assert shown in text
+    assert "1234 s" in text
+    assert "e+" not in text
 
 
 def test_once_and_json_end_by_themselves(router):
