@@ -6,6 +6,7 @@ Knows nothing of Ray, gRPC or engines. ``<slot>.lock`` is held with flock by the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -16,6 +17,7 @@ import msgspec
 from baton.protos.errors import ErrorInfo
 
 CLOSED = "closed"
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT))  # a disk, or what of it is ours
 PID_CHARS = 32  # characters of the file that hold the owner's process id, padded so that one write replaces it
 NAMED_S = 0.1  # a host that has the lock writes its pid within this
 
@@ -79,10 +81,27 @@ class WorkerSlot:
             os.close(fd)
 
     def write(self, record: SlotRecord) -> None:
-        """Atomically writes the worker's record. The directory must exist."""
-        draft = self._record.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_bytes(msgspec.json.encode(record))
-        draft.replace(self._record)
+        """Writes the worker's record, atomically unless the disk is full. The directory must exist.
+
+        Raises OSError.
+        """
+        draft, data = self._record.with_suffix(f".{os.getpid()}.tmp"), msgspec.json.encode(record)
+        try:
+            draft.write_bytes(data)
+            draft.replace(self._record)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            if error.errno not in FULL or not self._record.exists():
+                raise
+            self._overwrite(data)
+
+    def _overwrite(self, data: bytes) -> None:
+        """Writes ``data`` in the place that the present record has on the disk; whoever reads half of it finds none
+        at that moment.
+        """
+        with self._record.open("r+b") as file:
+            file.write(data)
+            file.truncate()
 
     def read(self) -> SlotRecord | None:
         """Returns the last record, even of a worker that has ended; None if there is none."""

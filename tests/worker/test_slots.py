@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import signal
@@ -85,3 +86,18 @@ def test_a_closed_or_missing_folder_starts_nothing(folder: Path) -> None:
     close_slots(folder)
     assert slots_closed(folder)
     assert slots_closed(folder / "gone")
+
+
+def test_a_worker_goes_on_to_say_what_it_is_on_a_disk_that_is_full(tmp_path, monkeypatch):
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    slot = WorkerSlot(tmp_path, "decode-0")
+    slot.write(SlotRecord("decode-0", 7, "ready", incarnation="a" * 40, role="decode"))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    slot.write(changed := SlotRecord("decode-0", 7, "ready", role="prefill"))
+    assert slot.read() == changed
+    assert [path.name for path in tmp_path.iterdir()] == ["decode-0.json"]
+    with pytest.raises(OSError, match="No space left"):
+        WorkerSlot(tmp_path, "decode-1").write(changed)
