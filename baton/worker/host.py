@@ -29,7 +29,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from baton.cluster.membership import Membership
-from baton.cluster.metering.telemetry import WorkerMetrics, setup_tracing
+from baton.cluster.metering.telemetry import WorkerMetrics, rename_service, setup_tracing
 from baton.engine.backends.cuda.gpu import resolved_device
 from baton.engine.speculate.names import loads_files
 from baton.kv.exchange.filling import FillReport
@@ -59,6 +59,7 @@ log = logging.getLogger("baton.worker")
 
 # Exit statuses: didn't start, another process has the slot, the engine died.
 EXIT_STARTUP, EXIT_TAKEN, EXIT_ENGINE_LOST = 1, 3, 70
+SERVICE = "baton-"  # before the role: the service of a worker's spans
 STOP_GRACE_S = 0.3  # seconds for calls in flight as the server stops, which is after the drain
 HANG_UP_S = 1.0  # seconds for what is queued for routers as a role ends; normally it takes milliseconds
 ENGINE_HEARS_S = 2.0  # seconds for an engine to hear that ranks of another host are gone; it takes milliseconds
@@ -130,7 +131,7 @@ class WorkerHost:
         self._say(state="starting", error=to_info(waits))
 
     async def _with(self, engine: EngineProcess) -> int:
-        shutdown_tracing = setup_tracing("baton-" + self.spec.role, self.spec.observe.otlp_endpoint, self.spec.slot)
+        shutdown_tracing = setup_tracing(SERVICE + self.spec.role, self.spec.observe.otlp_endpoint, self.spec.slot)
         try:
             return await self._serve(engine)
         finally:
@@ -153,6 +154,7 @@ class WorkerHost:
             stack.enter_context(counting_failures(core.task_failed))
             while (status := await self._play(engine, core)) is None:
                 self.spec = msgspec.structs.replace(self.spec, role=core.change.role)
+                rename_service(SERVICE + self.spec.role)
                 self._say(incarnation=core.change.incarnation)
         return status
 

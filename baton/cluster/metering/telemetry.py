@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, cast
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
@@ -16,6 +17,9 @@ from opentelemetry.trace import Span, SpanKind
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.cluster.metering import instruments, metrics
+
+if TYPE_CHECKING:  # a process that exports no spans doesn't load the SDK
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 OPTIONAL = frozenset(
     {
@@ -270,9 +274,40 @@ def setup_tracing(service: str, endpoint: str, instance: str = "") -> Callable[[
     secured = endpoint.startswith("https://")  # its CA: OTEL_EXPORTER_OTLP_CERTIFICATE, else the system's
     target = endpoint.removeprefix("http://").removeprefix("https://")
     exporter = OTLPSpanExporter(endpoint=target, insecure=not secured, timeout=2)
-    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
+    _spans.processor = BatchSpanProcessor(exporter, schedule_delay_millis=500)
+    provider.add_span_processor(_spans.processor)
     trace.set_tracer_provider(provider)
     return provider.shutdown
+
+
+class _Spans:
+    """Where this process's spans go, and the provider of those of a service that was renamed; None: the first."""
+
+    processor: SpanProcessor | None = None
+    renamed: TracerProvider | None = None
+
+
+_spans = _Spans()
+
+
+def rename_service(service: str) -> None:
+    """Gives ``service`` as the service of spans that begin from now on, because a worker may change its role.
+
+    Does nothing while spans aren't exported.
+    """
+    if _spans.processor is None:
+        return
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    first = cast(TracerProvider, trace.get_tracer_provider())
+    resource = first.resource.merge(Resource({"service.name": service}))
+    _spans.renamed = TracerProvider(sampler=first.sampler, resource=resource, shutdown_on_exit=False)
+    _spans.renamed.add_span_processor(_spans.processor)
+
+
+def _tracer() -> trace.Tracer:
+    return (_spans.renamed or trace.get_tracer_provider()).get_tracer("baton")
 
 
 class _NoSpan:
@@ -298,14 +333,12 @@ def span(
     """
     if not traceparent and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _NO_SPAN
-    return trace.get_tracer("baton").start_as_current_span(
-        name, context=_context(traceparent), attributes=attributes, kind=kind
-    )
+    return _tracer().start_as_current_span(name, context=_context(traceparent), attributes=attributes, kind=kind)
 
 
 def open_span(name: str, traceparent: str = "", attributes: Attributes | None = None) -> Span:
     """Opens and returns a span without making it the current one; call its ``end()``."""
-    return trace.get_tracer("baton").start_span(name, context=_context(traceparent), attributes=attributes)
+    return _tracer().start_span(name, context=_context(traceparent), attributes=attributes)
 
 
 def traceparent_of(current: Span) -> str:

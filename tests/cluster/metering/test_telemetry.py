@@ -46,22 +46,29 @@ def test_spans_of_two_processes_make_one_trace_at_the_collector() -> None:
     code = """
 import concurrent.futures, grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as t, trace_service_pb2_grpc as g
-from baton.cluster.metering.telemetry import current_traceparent, open_span, setup_tracing, span, traceparent_of
-seen = []
+from baton.cluster.metering.telemetry import (
+    current_traceparent, open_span, rename_service, setup_tracing, span, traceparent_of,
+)
+seen, services = [], {}
 class Sink(g.TraceServiceServicer):
     def Export(self, request, context):
         for r in request.resource_spans:
-            seen.extend(s for scope in r.scope_spans for s in scope.spans)
+            spans = [s for scope in r.scope_spans for s in scope.spans]
+            seen.extend(spans)
+            (service,) = [a.value.string_value for a in r.resource.attributes if a.key == "service.name"]
+            services.update({s.name: service for s in spans})
         return t.ExportTraceServiceResponse()
 server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
 g.add_TraceServiceServicer_to_server(Sink(), server)
 port = server.add_insecure_port("127.0.0.1:0"); server.start()
-stop = setup_tracing("test", f"127.0.0.1:{port}")
+rename_service("nobody's")
+stop = setup_tracing("baton-prefill", f"127.0.0.1:{port}")
 with span("route"):
     header = current_traceparent()
 detached = open_span("decode", header, {"tokens": 3})
 inner = traceparent_of(detached)
 detached.end()
+rename_service("baton-decode")  # as a worker whose role has changed
 with span("transfer", inner):
     pass
 stop()
@@ -70,6 +77,7 @@ assert set(by_name) == {"route", "decode", "transfer"}, by_name
 assert by_name["decode"].parent_span_id == by_name["route"].span_id
 assert by_name["transfer"].parent_span_id == by_name["decode"].span_id
 assert len({s.trace_id for s in seen}) == 1
+assert services == {"route": "baton-prefill", "decode": "baton-prefill", "transfer": "baton-decode"}, services
 server.stop(0)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
