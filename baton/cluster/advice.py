@@ -32,6 +32,11 @@ T = TypeVar("T")
 log = logging.getLogger("baton.cluster")
 
 
+def pin_key(namespace: str) -> str:
+    """Returns the key under which a cluster's RatioPin lies in Redis, as msgpack."""
+    return f"{{{namespace}}}:control:pin"
+
+
 class RatioPoint(msgspec.Struct, frozen=True):
     """Predicts the recent traffic on one ratio of prefill to decode workers. Times in seconds."""
 
@@ -128,9 +133,10 @@ class AdviceStore:
 
     def __init__(self, redis: Redis, namespace: str, controlled: bool = True) -> None:
         self._redis, self.controlled = redis, controlled
-        self._advice, self._timeline, self._pin, self._mode = (
-            f"{{{namespace}}}:control:{name}" for name in ("advice", "timeline", "pin", "mode")
+        self._advice, self._timeline, self._mode = (
+            f"{{{namespace}}}:control:{name}" for name in ("advice", "timeline", "mode")
         )
+        self._pin = pin_key(namespace)
         self._replace = redis.register_script(_REPLACE)
         what = "the operator's mode and pin"
         self._kept = KeptValues(redis, f"{{{namespace}}}:control:kept", what, self._read_wishes, self._write_wishes)

@@ -7,15 +7,16 @@ a worker that is killed during a change comes back in the role that it was to be
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import cast
 
 import redis as blocking
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.store.lease import NamedLease
+from baton.cluster.store.lease import LeaseTurn, NamedLease
 from baton.protos.errors import Unavailable
 
 ROLES = ("prefill", "decode")
@@ -56,18 +57,30 @@ class RoleTurns:
         self._lease = NamedLease(redis, namespace, "roles", router_id, TURN_S)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Waits until no other router changes roles, and keeps them from it while entered. Raises Unavailable."""
+    async def turn(self) -> AsyncIterator[Callable[[], None]]:
+        """Waits until no other router changes roles, and keeps them from it while entered.
+
+        Yields what raises Unavailable where another may have had its turn since, because this one stood still.
+        Raises Unavailable.
+        """
         async with contextlib.AsyncExitStack() as held:
             try:
-                await held.enter_async_context(self._lease.turn(PATIENCE_S))
+                turn = await held.enter_async_context(self._lease.turn(PATIENCE_S))
             except TimeoutError:
                 raise Unavailable("another router changes roles; try again", retry_after_s=5.0) from None
             except (RedisError, OSError) as error:
                 raise Unavailable(
                     f"Redis is away ({error}): routers couldn't agree on roles; try again", retry_after_s=1.0
                 ) from None
-            yield
+            yield partial(_require, turn)
+
+
+def _require(turn: LeaseTurn) -> None:
+    if not turn.is_sure:
+        raise Unavailable(
+            "this router stood still, or Redis was away: another may have changed roles; try again",
+            retry_after_s=1.0,
+        )
 
 
 def forget_roles(url: str, namespace: str) -> None:

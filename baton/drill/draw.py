@@ -10,14 +10,13 @@ import msgspec
 
 from baton.drill.language.oracle import VOCABULARY
 from baton.drill.machines.network import KEEPALIVE_S
-from baton.drill.operated import (
+from baton.drill.operated.turns import with_held, with_kept_roles, with_turns
+from baton.drill.operated.wishes import (
     with_cancelled_jobs,
     with_drains,
-    with_kept_roles,
     with_keys,
     with_pins,
     with_scales,
-    with_turns,
 )
 from baton.drill.overload import overloaded, with_few_bytes, with_few_places, with_priorities
 from baton.drill.scenario import (
@@ -139,7 +138,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     drawn = with_selection(with_floats(drawn, size.floats), size.selected)
     drawn = with_steps_ahead(with_hosts(drawn, span, size.kinds, size.hosted), size.ahead)
     drawn = with_sessions(with_lent_cores(drawn, size.lent), span, size.conversing)
-    drawn = with_drains(with_turns(drawn, span, size.kinds, size.turned), span, size.kinds, size.drained)
+    drawn = with_held(with_turns(drawn, span, size.kinds, size.turned), span, size.kinds, size.held)
+    drawn = with_drains(drawn, span, size.kinds, size.drained)
     drawn = with_kept_roles(with_few_bytes(with_few_places(drawn, size.narrow), size.tight), size.kept_roles)
     return with_priorities(drawn, size.ordered)
 

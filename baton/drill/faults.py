@@ -19,11 +19,11 @@ from baton.drill.loop import SeededLoop
 from baton.drill.machines.network import KEEPALIVE_S, Network
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.life import NAMESPACE
+from baton.drill.parts.operators.workers import WorkerOperators
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import SimulatedWorker
-from baton.drill.parts.worker_operators import WorkerOperators
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.scenario import ABRUPT, FAR, FAULTS, PEER, REDIS, Fault, FaultKind
+from baton.drill.scenario import ABRUPT, FAR, FAULTS, OF_PROCESSES, PEER, REDIS, Fault, FaultKind
 from baton.protos.nouns import WorkerInfo
 
 Play = Callable[[Fault], Awaitable[None]]
@@ -94,6 +94,7 @@ class FaultInjector:
             "drift": self._drift,
             "no_memory": self._no_memory,
             "host_dies": self._host_dies,
+            "stands": self._stands,
         }
 
     async def play(self, fault: Fault, began: float) -> None:
@@ -109,7 +110,8 @@ class FaultInjector:
 
     async def _at_aim(self, fault: Fault) -> Fault:
         """Waits for the phase that ``fault`` is aimed at; returns the fault with its target."""
-        target = await self._aims.wait(fault.request, fault.aim) or fault.target
+        whose = fault.target if fault.aim in OF_PROCESSES else fault.request
+        target = await self._aims.wait(whose, fault.aim) or fault.target
         await asyncio.sleep(fault.after)
         peers = (self._aims.who(fault.request, phase) for phase in ("reading", "admitted"))
         peer = next((one for one in peers if one and one != target), next(iter(self._routers)))
@@ -154,6 +156,13 @@ class FaultInjector:
     async def _router_dies(self, fault: Fault) -> None:
         self._routers[fault.target].kill(fault.seconds)
         await asyncio.sleep(fault.seconds)
+
+    async def _stands(self, fault: Fault) -> None:
+        """Has the target's process stand still, as one does whose machine sleeps or is short of time."""
+        process = self._routers[fault.target].process
+        process.stand()
+        await asyncio.sleep(fault.seconds)
+        process.go_on()
 
     async def _no_memory(self, fault: Fault) -> None:
         """Has allocations of the target's process, or of its engine, fail for ``fault.seconds``."""

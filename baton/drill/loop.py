@@ -92,6 +92,12 @@ class SeededTimer(asyncio.TimerHandle):
                 self._loop.timer_cancelled()
 
 
+class Arrival(SeededTimer):
+    """The arrival of a message, which doesn't wait for whoever sent it or gets it."""
+
+    __slots__ = ()
+
+
 class RunEnds(RuntimeError):
     """Raised by the loop when a run cannot or must not continue; the message says why."""
 
@@ -129,6 +135,9 @@ class SeededLoop(base_events.BaseEventLoop):
         self._dropped = SeededTimer(0.0, _nothing, (), self, None)  # what C's tasks get, who drop it
         self.turns = self._idle_turns = 0
         self._halted = False
+        # Tells of the context of a callback whether its process stands still; None: no process does.
+        self._stands: Callable[[Context], bool] | None = None
+        self._kept_back: deque[SeededTimer | TaskStep] = deque()
 
     def halt(self) -> None:
         """Ends the run after the present turn, by raising Halted."""
@@ -136,7 +145,8 @@ class SeededLoop(base_events.BaseEventLoop):
 
     def go_on(self) -> None:
         """Lets the loop run again after RunEnds was raised, without a time limit, for cleaning up."""
-        self._halted, self.limit_s, self._idle_turns = False, math.inf, 0
+        self._halted, self.limit_s, self._idle_turns, self._stands = False, math.inf, 0, None
+        self.bring_back()
 
     def create_future(self) -> asyncio.Future[Any]:
         """Returns a future whose position in sets is the same in every run."""
@@ -191,6 +201,12 @@ class SeededLoop(base_events.BaseEventLoop):
         handle._scheduled = True
         heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
         return handle
+
+    def arrives_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Schedules ``callback``, which brings a message, for the virtual time ``when``."""
+        handle = Arrival(when, callback, args, self, None)
+        handle._scheduled = True
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
 
     def timer_cancelled(self) -> None:
         """Counts a cancelled timer, and removes all cancelled timers once they are over half of all."""
@@ -250,6 +266,28 @@ class SeededLoop(base_events.BaseEventLoop):
                 self._timers_cancelled -= 1
             else:
                 ready.append(handle)
+        if self._stands is not None:
+            self._keep_back(self._stands)
+
+    def keep_back(self, stands: Callable[[Context], bool]) -> None:
+        """Keeps callbacks back, from the next turn on, as long as ``stands`` says of their context that its process
+        stands still.
+        """
+        self._stands = stands
+
+    def bring_back(self) -> None:
+        """Makes ready what was kept back, in its order and before what came since: somebody may go on now."""
+        self._callbacks.extendleft(reversed(self._kept_back))
+        self._kept_back.clear()
+
+    def _keep_back(self, stands: Callable[[Context], bool]) -> None:
+        """Takes the callbacks of processes that stand still from those that are ready."""
+        ready = self._callbacks
+        for _ in range(len(ready)):
+            entry = ready.popleft()
+            context = entry[2] if isinstance(entry, tuple) else entry._context
+            waits = not isinstance(entry, Arrival) and stands(context)
+            (self._kept_back if waits else ready).append(entry)
 
     def _pass_time(self, until: float | None) -> None:
         """Advances the virtual time to ``until``; None: no timer is set."""

@@ -20,11 +20,11 @@ FaultKind = Literal[
     "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
     "tier_slow", "tier_fails", "role", "ratio", "hold", "leave", "weights", "cancel_again",
     "half_open", "no_descriptors", "roster_lies", "wall_jumps", "torn", "drift", "no_memory", "host_dies",
-    "drain",
+    "drain", "stands",
 ]  # fmt: skip
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 # Faults that delay the word that a client left.
-HINDERING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow")
+HINDERING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow", "stands")
 ENDING = ("kill", "engine_dies", "leave", "host_dies")  # faults that end a worker, and hinder nobody else
 # Faults beside which a worker that is told to stop has left in time, because nothing keeps it from its peers.
 LETS_LEAVE = (
@@ -40,17 +40,20 @@ LETS_LEAVE = (
     "tier_fails",
     "drain",
 )
-# Faults beside which Redis keeps who has which lease, and each router hears of it in time.
-KEEPS_LEASES = (*LETS_LEAVE, "kill", "engine_dies", "tier_slow", "wall_jumps")
+# Faults beside which Redis keeps who has which lease, and each router hears of it, in time unless it stands still.
+KEEPS_LEASES = (*LETS_LEAVE, "kill", "engine_dies", "tier_slow", "wall_jumps", "stands")
 # Faults for which no router may take a worker for one that failed.
 ORDERLY = ("drain", "leave", "hold", "role", "ratio", "router_dies", "index_lies", "tier_fails")
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
-Phase = Literal["", "reading", "admitted", "receiving", "writing", "ending"]  # ending: the last token is written
+# Of a request; ending: the last token is written. Of a worker: it begins to change its role. Of a router: it has
+# its turn to change roles, or looks there who has which.
+Phase = Literal["", "reading", "admitted", "receiving", "writing", "ending", "changing", "turning", "counting"]
+OF_PROCESSES = ("changing", "turning", "counting")
 PHASES: tuple[Phase, ...] = ("reading", "admitted", "receiving", "writing")
 # Faults that may come while their target works on a certain request; those of the network towards its peer in that.
 AIMED: frozenset[FaultKind] = frozenset(FAULTS) - {
     "index_lies", "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
-    "roster_lies", "wall_jumps", "drift", "host_dies",
+    "roster_lies", "wall_jumps", "drift", "host_dies", "stands",
 }  # fmt: skip
 # Faults drawn by randomness of their own, so that the rest of a seed's scenario is as without them.
 APART: tuple[FaultKind, ...] = (
@@ -63,7 +66,7 @@ APART: tuple[FaultKind, ...] = (
     "no_memory",
 )
 HOSTED: tuple[FaultKind, ...] = ("host_dies",)  # drawn where workers' ranks are on several hosts
-OPERATED: tuple[FaultKind, ...] = ("drain",)  # drawn by randomness of their own as well
+OPERATED: tuple[FaultKind, ...] = ("drain", "stands")  # drawn by randomness of their own as well
 FAR = "/host"  # behind a worker's name: the process on the other host of its ranks
 REDIS = "redis"  # the name of the Redis server's process
 PEER = "peer"  # the other end of an aimed fault: who has the request's other half
@@ -115,7 +118,7 @@ class Fault(msgspec.Struct, frozen=True):
     """Something that goes wrong at ``at`` seconds after the start of the run and lasts for ``seconds``.
 
     With an ``aim`` it waits until a worker begins that phase of request ``request``, for AIM_S at most, and
-    ``after`` seconds more; that worker is the target then.
+    ``after`` seconds more; that worker is the target then. With one of OF_PROCESSES it waits for its own target.
     """
 
     kind: FaultKind
@@ -128,11 +131,13 @@ class Fault(msgspec.Struct, frozen=True):
     request: int = -1
     after: float = 0.0
     asks: int = 0  # index of the router that an operator asks
+    over_rest: bool = False  # whether the operator asks by the router's REST endpoints, which pin the ratio
+    stays: float = 0.0  # seconds after a drain's answer for which the worker isn't told to stop
 
     @property
     def ends_at(self) -> float:
         """Returns the time, in seconds after the start of the run, at which the fault is over at the latest."""
-        return self.at + self.seconds + (AIM_S + self.after if self.aim else 0.0)
+        return self.at + self.seconds + self.stays + (AIM_S + self.after if self.aim else 0.0)
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -303,9 +308,22 @@ class Scenario(msgspec.Struct, frozen=True):
 
     @property
     def settles_ratio(self) -> bool:
-        """Returns whether nobody but operators changes workers' roles, and no worker goes."""
-        asked = all(fault.kind in ("role", "ratio") for fault in self.faults)
-        return asked and not self.controller and not self.placed and self.models == 1
+        """Returns whether nobody but operators changes workers' roles, and no worker goes. A controller may have
+        changed them before, as long as operators pin what they ask for.
+        """
+        asked = all(fault.kind in ("role", "ratio", "hold", "stands") for fault in self.faults)
+        alone = not self.controller or self.pins_ratio
+        return asked and alone and not self.placed and self.models == 1
+
+    @property
+    def pins_ratio(self) -> bool:
+        """Returns whether operators ask for roles by REST alone, so that the last ratio is pinned."""
+        return all(fault.over_rest for fault in self.faults if fault.kind in ("role", "ratio"))
+
+    @property
+    def stands_s(self) -> float:
+        """Returns the seconds for which routers stand still, together."""
+        return sum(fault.seconds for fault in self.faults if fault.kind == "stands")
 
     @property
     def lets_leave(self) -> bool:
@@ -360,5 +378,6 @@ class Size(msgspec.Struct, frozen=True):
     conversing: float = 0.12  # share of scenarios with conversations, whose turns are asked one after another
     drained: float = 0.12  # share of scenarios with faults in which operators drain workers
     turned: float = 0.1  # share of the others with faults in which operators change roles at several routers
+    held: float = 0.05  # share of the others with faults in which operators ask for roles of workers that are held
     kept_roles: float = 0.3  # share of the others whose roles change in which some workers can't begin another
     ordered: float = 0.2  # share of the others in which requests have priorities

@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
+from baton.cluster.advice import RatioPin, pin_key
 from baton.cluster.store.patience import WAIT_S
 from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.judge import Judge
@@ -29,14 +32,14 @@ from baton.drill.parts.batches import BatchClients
 from baton.drill.parts.calls import RouterCalls
 from baton.drill.parts.clients import Clients
 from baton.drill.parts.keys import SimulatedKeys
-from baton.drill.parts.life import EPOCH_S
-from baton.drill.parts.operators import AdapterOperators
+from baton.drill.parts.life import EPOCH_S, NAMESPACE
+from baton.drill.parts.operators.adapters import AdapterOperators
 from baton.drill.parts.pins import PinClients
 from baton.drill.parts.placer import SimulatedPlacer
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.scenario import ENDING, FAULTS, REDIS, Request, Scenario
+from baton.drill.scenario import ENDING, FAULTS, REDIS, Phase, Request, Scenario
 from baton.drill.story import Story
 from baton.protos.nouns import Sampling
 
@@ -113,10 +116,17 @@ class World:
         roles = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(decode)]
         departed: Departed = {}
         queues, aims = self.queues, Aims()
-        self.roles = RoleWitness(own, self.judge.violated, self._changing)
+        self.roles = roles_seen = RoleWitness(own, self.judge.violated, self._changing, loop.true_time)
         witnesses = Witnesses(
-            self.judge.violated, {}, departed, queues, self._pinned, self.judge.length, self.roles.begins
-        )
+            self.judge.violated, {}, departed, queues, self._pinned, self.judge.length, roles_seen.begins,
+            roles_seen.serves,
+        )  # fmt: skip
+
+        def reached(router: str, phase: Phase) -> None:
+            if phase == "turning":
+                roles_seen.has_turn(router)
+            aims.reached(router, phase, router)
+
         kinds = {fault.kind for fault in own.faults}
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
@@ -141,7 +151,9 @@ class World:
             for role, i in roles
         }
         self.routers = [
-            SimulatedRouter(f"router-{i}", own, self.network, self.judge.violated, self.tell, self.keys.path)
+            SimulatedRouter(
+                f"router-{i}", own, self.network, self.judge.violated, self.tell, self.keys.path, reached
+            )
             for i in range(own.routers)
         ]
         self.placer = SimulatedPlacer(own, self.workers, self.network, self.judge.violated, self.tell)
@@ -163,6 +175,7 @@ class World:
             ledger=ledger,
             network=self.network,
             requests=own.requests,
+            stands_s=own.stands_s,
         )
         self.operators = AdapterOperators(files, ledger, self.routers, self.tell) if files else None
         if own.pins:
@@ -220,9 +233,10 @@ class World:
         if self.pins is not None:
             self.pins.pinned()
 
-    def _changing(self) -> list[str]:
-        """Returns the names of the routers that wait for workers' new roles now."""
-        return [router.name for router in self.routers if router.parts and router.parts.core.roles.changing()]
+    def _changing(self) -> dict[str, list[str]]:
+        """Returns the workers for whose new roles each router waits now."""
+        up = {router.name: router.parts for router in self.routers if router.parts}
+        return {name: [one.worker for one in parts.core.roles.changing()] for name, parts in up.items()}
 
     async def _let_pins_go(self) -> None:
         """Has all pins be let go, and waits for the end of those of which a fault may have kept the word."""
@@ -324,7 +338,10 @@ class World:
         for what in self._left_over():
             self.judge.violated(f"at rest: {what}")
         roles = [worker.life.role for worker in self.workers.values() if worker.life is not None]
-        self.roles.at_rest((roles.count("prefill"), roles.count("decode")))
+        pin = self.redis.store.values.get(pin_key(NAMESPACE).encode())
+        held = msgspec.msgpack.decode(pin, type=RatioPin) if isinstance(pin, bytes) else None
+        pinned = None if held is None else (held.prefill, held.decode)
+        self.roles.at_rest((roles.count("prefill"), roles.count("decode")), pinned)
 
     def _left_over(self) -> Iterator[str]:
         """Yields what is held, or missing, that mustn't be at rest."""

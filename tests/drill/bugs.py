@@ -40,6 +40,7 @@ USUAL = Size(
     kept_roles=0.0,
     drained=0.0,
     turned=0.0,
+    held=0.0,
     conversing=0.0,
     lent=0.0,
 )
@@ -62,8 +63,8 @@ PAGED = msgspec.structs.replace(USUAL, paged=1.0)
 FEW_BYTES = msgspec.structs.replace(USUAL, overloaded=0.0, flooded=0.0, http=0.0, tight=1.0)
 ORDERED = msgspec.structs.replace(USUAL, overloaded=0.0, flooded=0.0, ordered=1.0)
 KEPT_ROLES = msgspec.structs.replace(USUAL, flooded=0.0, kept_roles=1.0)
-DRAINED, TURNED, LENT = (
-    msgspec.structs.replace(USUAL, flooded=0.0, **{share: 1.0}) for share in ("drained", "turned", "lent")
+DRAINED, TURNED, HELD, LENT = (
+    msgspec.structs.replace(USUAL, flooded=0.0, **{share: 1.0}) for share in ("drained", "turned", "held", "lent")
 )
 TALKING = msgspec.structs.replace(USUAL, flooded=0.0, conversing=1.0, requests=8)
 OVERLOADED = msgspec.structs.replace(USUAL, overloaded=1.0, flooded=0.0)
@@ -1031,28 +1032,36 @@ BUGS = (
     Bug(
         "routers change roles without waiting for one another",
         "cluster/roles.py",
-        "                await held.enter_async_context(self._lease.turn(PATIENCE_S))\n",
-        "                pass\n",
+        "turn = await held.enter_async_context(self._lease.turn(PATIENCE_S))\n",
+        "turn = LeaseTurn(self._lease)\n",
+        (("cluster/roles.py", "    if not turn.is_sure:\n", "    if False:\n"),),
         faults=("role", "ratio"),
         size=TURNED,
     ),
     Bug(
         "a ratio counts workers before it has its turn",
         "router/dispatch/role_control.py",
-        "        async with self._turn, self._undisturbed():  # roles are counted when nobody else changes them\n"
+        "        async with self._turn, self._undisturbed() as still:  # counts when nobody else changes any\n"
         "            now = self.ratio()\n",
-        "        now = self.ratio()\n        async with self._turn, self._undisturbed():\n",
+        "        now = self.ratio()\n        async with self._turn, self._undisturbed() as still:\n",
         faults=("ratio",),
         size=TURNED,
     ),
     Bug(
         "a turn at changing roles isn't renewed",
         "cluster/store/lease.py",
-        '            async with beside(self._renew, "lease"):\n                yield\n',
-        "            yield\n",
-        faults=("role", "ratio"),
-        size=msgspec.structs.replace(TURNED, kept_roles=0.5),
-        missed="a change has to last longer than a turn's lease of 5 s while another router asks for one",
+        '            async with beside(partial(self._renew, turn), "lease"):\n                yield turn\n',
+        "            yield turn\n",
+        faults=("role", "stuck"),
+        size=TURNED,
+    ),
+    Bug(
+        "a router that stood still goes on with the roles that it had counted",
+        "cluster/roles.py",
+        "    if not turn.is_sure:\n",
+        "    if False:\n",
+        faults=("role", "stands"),
+        size=TURNED,
     ),
     Bug(
         "what a drain's grace has left is cancelled instead of sent elsewhere",
@@ -1085,15 +1094,14 @@ BUGS = (
         "        return",
         faults=("drain",),
         size=DRAINED,
-        missed="an engine has to go on for longer with what a drain has cancelled than the answer takes to come",
     ),
     Bug(
         "who asks for the role of a worker that is held waits until time runs out",
         "router/dispatch/role_control.py",
         "if link.up and info.role == role and info.incarnation != lives[0]:",
         'if link.up and info.role == role and info.state == "ready":',
-        faults=("role", "hold", "drain"),
-        size=DRAINED,
+        faults=("role", "hold"),
+        size=HELD,
     ),
     Bug(
         "a worker that leaves in order is taken for one that failed",

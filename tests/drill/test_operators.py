@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from baton.drill.draw import draw
-from baton.drill.parts import worker_operators
+from baton.drill.parts.operators import workers as worker_operators
 from baton.drill.run import play
 from baton.drill.scenario import TWICE, Fault, Request, Scenario
 from baton.protos.nouns import Sampling
@@ -42,6 +42,26 @@ def test_who_asks_for_the_role_of_a_worker_that_is_held_hears_that_it_has_change
     verdict = play(operated(*faults), keep_story=True)
     assert verdict.held, verdict.violations
     assert [line for line in verdict.lines if "prefill-0" in line and "is a decode worker" in line]
+
+
+def test_a_router_that_stands_still_as_it_looks_who_has_which_role_leaves_no_role_to_nobody() -> None:
+    """It counts on the other prefill worker, of which another router has made a decode worker meanwhile."""
+    stands = Fault("stands", 0.9, "router-0", seconds=8.0, aim="counting")
+    asks = (Fault("role", 1.0 + i, f"prefill-{i}", seconds=0.5, asks=i) for i in range(2))
+    verdict = play(operated(stands, *asks, prefill=2), keep_story=True)
+    assert verdict.held, verdict.violations
+    assert [line for line in verdict.lines if "prefill-0" in line and "doesn't become decode" in line]
+
+
+def test_a_ratio_that_operators_ask_for_by_rest_is_pinned_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asked_for_ratios(1, 2, monkeypatch=monkeypatch)
+    held = Fault("hold", 0.5, "prefill-0", seconds=4.0, over_rest=True)
+    by_rest = (msgspec.structs.replace(fault, over_rest=True) for fault in asked.faults)
+    faults = tuple(sorted((held, *by_rest), key=lambda fault: fault.at))
+    verdict = play(msgspec.structs.replace(asked, faults=faults, controller=True), keep_story=True)
+    assert verdict.held, verdict.violations
+    assert [line for line in verdict.lines if "has the ratio 2:2" in line], verdict.lines
+    assert [line for line in verdict.lines if "is held" in line], verdict.lines
 
 
 @pytest.mark.parametrize("first", ["drain", "role"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,6 +15,9 @@ from baton.drill.checks import chat
 from baton.drill.checks.text import AnswerText
 from baton.drill.draw import draw
 from baton.drill.language.oracle import Sight, attended, seen
+from baton.drill.loop import SeededLoop
+from baton.drill.machines.network import Network
+from baton.drill.machines.process import Process, owning_factory
 from baton.drill.models.float_pages import FloatRunner, float_layout
 from baton.drill.models.runner import Timing
 from baton.drill.run import play
@@ -152,3 +157,44 @@ def test_recurrent_states_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> No
     assert verdict.held, verdict.violations
     assert verdict.answered
     assert landed
+
+
+def test_a_process_that_stands_still_goes_on_where_it_stood_and_gets_what_came_meanwhile() -> None:
+    loop, seen = SeededLoop(random.Random(0)), list[tuple[str, float]]()
+
+    async def run() -> None:
+        network, heard = Network(random.Random(0)), asyncio.Event()
+        network.listen("server:1", "server", object())
+        connection = network.connect("client", "server:1")
+        assert connection is not None
+        server, client = Process("server"), Process("client")
+
+        async def serves() -> None:
+            await heard.wait()
+            seen.append(("heard", loop.time()))
+
+        async def sends() -> None:
+            connection.up.send(heard.set, 100)
+            await asyncio.sleep(1.0)
+            seen.append(("slept", loop.time()))
+
+        serving, sending = server.spawn(serves()), client.spawn(sends())
+        await asyncio.sleep(0.0)
+        await asyncio.sleep(0.0)
+        client.stand()  # what it has sent arrives all the same
+        await asyncio.wait({serving})
+        await asyncio.sleep(5.0)
+        client.go_on()
+        await asyncio.wait({sending})
+        client.stand()
+        ended = client.spawn(asyncio.sleep(60.0))
+        client.kill()
+        await asyncio.wait({ended})
+
+    loop.set_task_factory(owning_factory)
+    loop.run_until_complete(run())
+    loop.close()
+    (_, heard), (_, slept) = seen
+    assert heard < 0.1
+    assert 5.0 <= slept < 5.1
+    assert loop.time() < 10.0

@@ -32,7 +32,8 @@ class Witnesses(NamedTuple):
     """Holds what the checks of all engines of a cluster share; each violation is passed to ``violated``.
 
     ``pinned`` is told of each pin that an engine is asked for. ``whole(request, choice)`` is the number of tokens
-    of a whole answer. ``changes`` is told the slot of each worker that begins to change its role.
+    of a whole answer. ``changes`` is told the slot of each worker that begins to change its role, ``serves`` that
+    of one that serves its next role.
     """
 
     violated: Violated
@@ -42,6 +43,7 @@ class Witnesses(NamedTuple):
     pinned: Callable[[], None] = lambda: None
     whole: Callable[[Request, int], int] = lambda request, choice: 0
     changes: Callable[[str], None] = lambda slot: None
+    serves: Callable[[str], None] = lambda slot: None
 
 
 class EngineWitness:

@@ -77,7 +77,7 @@ class Direction:
         delay = conditions.delay_s + self._network.rng.uniform(0.0, conditions.jitter_s)
         took = delay + size / conditions.bytes_per_s
         self._last = max(self._last + STEP_S, loop.true_time() + took)
-        loop.call_at_true(self._last, self._arrive, deliver)
+        loop.arrives_at(self._last, self._arrive, deliver)
 
     def _arrive(self, deliver: Deliver) -> None:
         if not self.broken:

@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-from baton.drill.loop import SeededLoop, StableHash
+from baton.drill.loop import SeededLoop, StableHash, seeded_loop
 from baton.drill.machines.clock import CLOCK, MachineClock
 
 T = TypeVar("T")
@@ -20,6 +20,7 @@ class Process:
     def __init__(self, name: str, clock: MachineClock | None = None) -> None:
         self.name, self._clock = name, clock
         self.alive = True
+        self._stands = 0  # times that it was made to stand still and not yet to go on
         self._tasks: dict[asyncio.Task[Any], None] = {}  # in order, so that a run can be repeated
 
     def spawn(self, work: Coroutine[object, None, T], name: str = "") -> asyncio.Task[T]:
@@ -40,11 +41,36 @@ class Process:
     def kill(self) -> None:
         """Marks the process as dead and cancels all its tasks."""
         self.alive = False
+        if self._stands:
+            seeded_loop().bring_back()
         for task in list(self._tasks):
             task.cancel()
 
+    @property
+    def stands(self) -> bool:
+        """Returns whether the process stands still."""
+        return self._stands > 0 and self.alive
+
+    def stand(self) -> None:
+        """Has the process stand still: none of its tasks and timers goes on, and messages to it wait.
+
+        What it has sent arrives, and its connections stay.
+        """
+        self._stands += 1
+        seeded_loop().keep_back(_stands)
+
+    def go_on(self) -> None:
+        """Ends one ``stand``; after the last the process goes on."""
+        self._stands -= 1
+        seeded_loop().bring_back()
+
     def _forget(self, task: asyncio.Task[T]) -> None:
         self._tasks.pop(task, None)
+
+
+def _stands(context: contextvars.Context) -> bool:
+    owner = context.get(OWNER)
+    return owner is not None and owner.stands
 
 
 class DrillTask(StableHash, asyncio.Task[T]):

@@ -30,6 +30,7 @@ from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceStream, RouterRequest
 
 LATE_S = 1.0  # seconds that a request may end after its deadline, beside its reader's own pause
+STANDS_S = 0.05  # seconds between two looks whether a router that stands still goes on
 PATIENCE_S = 30.0  # seconds that a client waits for its router to be up
 
 
@@ -37,7 +38,8 @@ class Clients:
     """Plays the clients of a run against its routers; ``tell`` (who, what) adds a line to the story.
 
     ``requests_per_min`` is each tenant's rate limit, 0 for none. ``departed`` collects when clients stopped
-    waiting, ``queues`` what waits at routers. ``tenants`` have weights. Some of ``requests`` follow others.
+    waiting, ``queues`` what waits at routers. ``tenants`` have weights. Some of ``requests`` follow others. Routers
+    stand still for ``stands_s`` seconds at most.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class Clients:
         ledger: AdapterLedger | None = None,
         network: Network | None = None,
         requests: Sequence[Request] = (),
+        stands_s: float = 0.0,
     ) -> None:
-        self._network = network
+        self._network, self._late_s = network, LATE_S + stands_s
         numbers = {request.number for request in requests}
         self._ended = {r.follows: asyncio.Event() for r in requests if r.follows in numbers}
         self._ledger = ledger
@@ -189,7 +192,9 @@ class Clients:
             self._judge.violated(f"{name}: the application ended without the end of its reply: {error!r}")
             return
         late = took - (request.deadline_after or math.inf)
-        if late > LATE_S + (QUEUED_PIECES + request.n + 2) * request.read_pause:  # what is written may be read late
+        if (
+            late > self._late_s + (QUEUED_PIECES + request.n + 2) * request.read_pause
+        ):  # what is written may be read late
             self._judge.violated(f"{name} ends {late:.1f} s after its deadline")
         said = self._judge.replied(request, call.status, bytes(call.body))
         self._queues.refused(request, said, seeded_loop().true_time(), call.advised or call.status == 200)
@@ -203,6 +208,9 @@ class Clients:
         call.left.set()
 
     def _leave(self, request: Request, stream: ChoiceStream) -> None:
+        if self._routers[request.router].process.stands:
+            seeded_loop().call_later(STANDS_S, self._leave, request, stream)  # its connection's end is read later
+            return
         self._departs(request, stream.choice)
         stream.cancel("client_gone")
 
@@ -243,7 +251,7 @@ class Clients:
 
     async def _up(self, router: SimulatedRouter) -> RouterParts:
         async with asyncio.timeout(PATIENCE_S):
-            while router.parts is None:  # noqa: ASYNC110
+            while router.parts is None or router.process.stands:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         return router.parts
 
@@ -271,7 +279,7 @@ class Clients:
         self._departs(request, stream.choice)
         self._judge.ended(request, stream, tokens, logprobs, error)
         late = asyncio.get_running_loop().time() - asked_at - (request.deadline_after or math.inf)
-        if late > LATE_S + request.read_pause:
+        if late > self._late_s + request.read_pause:
             self._judge.violated(f"request {request.number} ends {late:.1f} s after its deadline")
         label = "complete" if error is None else getattr(error, "label", type(error).__name__)
         self._tell(f"client {request.number}", f"choice {stream.choice}: {len(tokens)} tokens, {label}")

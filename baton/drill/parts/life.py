@@ -241,6 +241,8 @@ class Life:
             member = await enter(redis, spec, runtime, report, stack, self._held)
             if self._refusal is not None and runtime.control.announce is not None:
                 await runtime.control.announce(runtime.control.info, self.role)
+            if self._change is not None:
+                self.worker.witnesses.serves(self.worker.slot)
             listening = asyncio.create_task(runtime.listen(), name="engine")
             why = await self._until_over(runtime, member, listening)
             network.unlisten(self.address)
@@ -298,6 +300,7 @@ class Life:
     async def _changes(self, runtime: RoleRuntime) -> None:
         self._change = await runtime.control.next_role_change()
         self.worker.witnesses.changes(self.worker.slot)
+        self.worker.aims.reached(self.worker.slot, "changing", self.worker.slot)
         await runtime.control.leave_role(self._change)
         self.engine.channel.send(SetRole(self._change.role))
         await asyncio.sleep(CHANGE_S)

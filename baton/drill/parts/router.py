@@ -8,21 +8,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
 import msgspec
+from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 from starlette.types import ASGIApp
 
 from baton.cluster.adapters import AdapterStore
 from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import BatonConfig
-from baton.cluster.departures import Departures
+from baton.cluster.departures import Departure, Departures
 from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import PolledRoster, connect
 from baton.cluster.metering.telemetry import RouterMetrics
@@ -49,7 +51,7 @@ from baton.drill.parts.slot import Tell
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.rpc.server import Server
-from baton.drill.scenario import Scenario
+from baton.drill.scenario import Phase, Scenario
 from baton.protos.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from baton.protos.v1.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from baton.router.access.gate import AccessGate
@@ -70,10 +72,18 @@ from baton.router.api.open_inference.grpc import OpenInferenceService
 from baton.router.api.open_inference.rest import open_inference_routes
 from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
+from baton.router.api.operator.cluster import cluster_routes
 from baton.router.api.operator.prefixes import prefix_routes
+from baton.router.api.operator.roles import roles_routes
 from baton.router.api.rerank import rerank_routes
 from baton.router.api.responses.routes import responses_routes
-from baton.router.api.surfaces import AccessDependencies, BatchSurface, PrefixSurface
+from baton.router.api.surfaces import (
+    AccessDependencies,
+    BatchSurface,
+    ClusterSurface,
+    PrefixSurface,
+    RoleSurface,
+)
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation
 from baton.router.dispatch.dispatcher import DispatchObservers
@@ -114,10 +124,24 @@ class RouterParts(msgspec.Struct, frozen=True):
     app: ASGIApp  # the generating endpoints, over HTTP
 
 
+class LastRead(Departures):
+    """The departures of a router's cluster, which it reads as the last part of a look: it tells ``looks`` so."""
+
+    def __init__(self, redis: Redis, wall_clock: Callable[[], float], looks: Callable[[], None]) -> None:
+        super().__init__(redis, NAMESPACE, wall_clock)
+        self._looks = looks
+
+    async def recent(self) -> tuple[Departure, ...]:
+        """Returns the departures of the last hour, newest first."""
+        self._looks()
+        return await super().recent()
+
+
 class SimulatedRouter:
     """Runs a router named ``name`` and restarts it when it dies. ``parts`` is None while none runs.
 
-    ``keys`` is the file of API keys, None where none are asked for.
+    ``keys`` is the file of API keys, None where none are asked for. ``reached`` is told the name as the router
+    begins its turn to change roles ("turning"), and as it looks there who has which role ("counting").
     """
 
     def __init__(
@@ -128,8 +152,10 @@ class SimulatedRouter:
         violated: Violated,
         tell: Tell,
         keys: Path | None = None,
+        reached: Callable[[str, Phase], None] = lambda name, phase: None,
     ) -> None:
-        self.name, self._keys = name, keys
+        self.name, self._keys, self._reached = name, keys, reached
+        self._has_turn = False
         self.parts: RouterParts | None = None
         self._scenario, self._network, self._violated, self._tell = scenario, network, violated, tell
         self._rng = random.Random(f"{scenario.seed} {name}")
@@ -222,7 +248,7 @@ class SimulatedRouter:
             )
             holds = HoldStore(redis, NAMESPACE)
             roster = await stack.enter_async_context(
-                RosterWithHolds(joined, holds, BEAT_S, departures=Departures(redis, NAMESPACE, wall_clock))
+                RosterWithHolds(joined, holds, BEAT_S, departures=LastRead(redis, wall_clock, self._looks))
             )
             adapters = AdapterRegistry((), AdapterStore(redis, NAMESPACE) if own.adapters else None, clock)
             await adapters.begin()
@@ -242,7 +268,7 @@ class SimulatedRouter:
                 adapters=adapters,
                 wall_clock=wall_clock,
                 last_words=roster.last_words,
-                role_turn=RoleTurns(redis, NAMESPACE, self.process.name).turn,
+                role_turn=partial(self._role_turn, RoleTurns(redis, NAMESPACE, self.process.name)),
             )
             settings = DispatchSettings(hedge_factor=own.hedge)
             core = await stack.enter_async_context(running_core(config, given, settings))
@@ -266,12 +292,34 @@ class SimulatedRouter:
                         set_up, redis, given.router_id, core.roles, roster, advice, given.metrics, wall_clock
                     )
                 )
+            operated: tuple[APIRouter, ...] = ()
+            if any(fault.over_rest for fault in own.faults):
+                most, store = service.limits.max_body_bytes, AdviceStore(redis, NAMESPACE, own.controller)
+                operated = (
+                    roles_routes(RoleSurface(core.roles, store, wall_clock, most)),
+                    cluster_routes(ClusterSurface(None, roster, wall_clock, most, gate)),
+                )
             pins = PrefixPinStore(redis, NAMESPACE)
             prefixes = PrefixControl(
                 core.links, pins, config.max_pinned_tokens, wall_clock, service.environment.new_id
             )
             await stack.enter_async_context(self._over_grpc(service))
-            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes, batches))
+            yield RouterParts(core, holds, gate, catalog, _app(service, prefixes, batches, *operated))
+
+    @asynccontextmanager
+    async def _role_turn(self, turns: RoleTurns) -> AsyncIterator[Callable[[], None]]:
+        """Has the turn to change roles while entered, and says so."""
+        async with turns.turn() as still:
+            self._reached(self.name, "turning")
+            self._has_turn = True
+            try:
+                yield still
+            finally:
+                self._has_turn = False
+
+    def _looks(self) -> None:
+        if self._has_turn:
+            self._reached(self.name, "counting")
 
     @asynccontextmanager
     async def _over_grpc(self, service: GenerationService) -> AsyncIterator[None]:
@@ -312,7 +360,7 @@ def _classes(short_tokens: int) -> tuple[ContextClassSection, ...]:
     )
 
 
-def _app(service: GenerationService, prefixes: PrefixControl, batches: BatchStore) -> ASGIApp:
+def _app(service: GenerationService, prefixes: PrefixControl, batches: BatchStore, *operated: APIRouter) -> ASGIApp:
     most = service.limits.max_body_bytes
     app = app_of(
         openai_routes(service),
@@ -323,6 +371,7 @@ def _app(service: GenerationService, prefixes: PrefixControl, batches: BatchStor
         prefix_routes(PrefixSurface(prefixes), service),
         responses_routes(service),
         batch_routes(BatchSurface(batches, service.environment, most, most, service.catalog.model_of)),
+        *operated,
     )
     return AccessMiddleware(app, _access(service))
 

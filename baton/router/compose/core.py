@@ -101,7 +101,7 @@ class CoreDependencies(msgspec.Struct, frozen=True):
     adapter_bounds: AdapterBounds = AdapterBounds()
     wall_clock: Callable[[], float] = time.time
     last_words: LastWords = lambda role, model_id: ""
-    role_turn: Callable[[], AbstractAsyncContextManager[None]] | None = None
+    role_turn: Callable[[], AbstractAsyncContextManager[Callable[[], None]]] | None = None
 
 
 class RouterCore(msgspec.Struct, frozen=True):

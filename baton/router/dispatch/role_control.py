@@ -40,6 +40,9 @@ LOOK_S = 0.05  # seconds between two looks whether a worker serves its new role
 ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
 
 
+Still = Callable[[], None]  # raises Unavailable where another router may have changed roles meanwhile
+
+
 class RoleChange(msgspec.Struct, frozen=True):
     """Describes one worker's change of role; ``seconds`` is the time from the decision until it could be given work
     in the new role.
@@ -65,7 +68,8 @@ class PendingChange(msgspec.Struct, frozen=True):
 class RoleControl:
     """Changes workers' roles while they run; ``look`` reads the cluster's membership at once.
 
-    ``alone`` keeps other routers from changing roles while it is entered; None: there are no others.
+    ``alone`` keeps other routers from changing roles while it is entered, and yields what tells whether it still
+    does; None: there are no others.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class RoleControl:
         view: ClusterView,
         clock: Callable[[], float],
         look: Callable[[], Awaitable[object]],
-        alone: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+        alone: Callable[[], AbstractAsyncContextManager[Still]] | None = None,
     ) -> None:
         self._links, self._view, self._clock, self._look = links, view, clock, look
         self._turn, self._alone = asyncio.Lock(), alone
@@ -130,20 +134,23 @@ class RoleControl:
 
         Raises WorkerUnknown, NoWorker, DeadlineExceeded, the error of a worker that can't begin the role,
         InvalidRequest (unless ``force``, each role that workers leave must keep a ready worker of the same model),
-        and Unavailable, also if the usable (prefill, decode) workers aren't as many as the caller ``counted``.
+        and Unavailable, also if the usable (prefill, decode) workers aren't as many as the caller ``counted``, or
+        this router stood still, so that another may have changed roles since.
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
-        async with self._turn, self._undisturbed():
+        async with self._turn, self._undisturbed() as still:
             if counted is not None and self.usable() != counted:
                 raise Unavailable("workers' roles have changed since they were counted", retry_after_s=1.0)
-            return await self._move(worker_ids, role, grace_s, force)
+            return await self._move(worker_ids, role, grace_s, force, still)
 
-    async def _move(self, worker_ids: Sequence[str], role: str, grace_s: float, force: bool) -> list[RoleChange]:
+    async def _move(
+        self, worker_ids: Sequence[str], role: str, grace_s: float, force: bool, still: Still
+    ) -> list[RoleChange]:
         links = [self._link(name) for name in worker_ids]
         if not force:
             self._require_others([link.info for link in links if link.info.role != role])
-        changes = (self._set_role(link, role, grace_s) for link in links)
+        changes = (self._set_role(link, role, grace_s, still) for link in links)
         ended = await asyncio.gather(*changes, return_exceptions=True)  # none goes on behind our back
         for failure in ended:
             if isinstance(failure, BaseException):
@@ -157,7 +164,7 @@ class RoleControl:
 
         Raises InvalidRequest naming the ratios that could be formed, and as ``move``.
         """
-        async with self._turn, self._undisturbed():  # roles are counted when nobody else changes them
+        async with self._turn, self._undisturbed() as still:  # counts when nobody else changes any
             now = self.ratio()
             if prefill + decode != sum(now) or decode < 1 or prefill < 0:
                 raise cannot_form(f"{prefill}:{decode}", sum(now))
@@ -166,7 +173,7 @@ class RoleControl:
             if len(leaving) < count:
                 text = f"only {len(leaving)} of the {count} workers to change are ready now"
                 raise NoWorker(text, retry_after_s=2.0)
-            return await self._move(leaving, role, grace_s, force)
+            return await self._move(leaving, role, grace_s, force, still)
 
     def least_busy(self, become: str, count: int) -> list[str]:
         """Returns the ids of up to ``count`` ready workers to change to role ``become``, the least loaded first and
@@ -180,12 +187,15 @@ class RoleControl:
         return [info.worker_id for info in able[:count]]
 
     @asynccontextmanager
-    async def _undisturbed(self) -> AsyncIterator[None]:
-        """Keeps other routers from changing roles while entered: each could count on the other's worker to stay."""
-        async with self._alone() if self._alone is not None else nullcontext():
+    async def _undisturbed(self) -> AsyncIterator[Still]:
+        """Keeps other routers from changing roles while entered: each could count on the other's worker to stay.
+
+        Yields what raises Unavailable where it may have failed to.
+        """
+        async with self._alone() if self._alone is not None else nullcontext(_undoubted) as still:
             if self._alone is not None:
                 await self._look_until_connected()
-            yield
+            yield still
 
     async def _look_until_connected(self) -> None:
         """Takes what the router before has changed. Workers in a new role are connected to within milliseconds, and
@@ -199,11 +209,12 @@ class RoleControl:
 
     # ---- one change ----------------------------------------------------------------------------------
 
-    async def _set_role(self, link: WorkerLink, role: str, grace_s: float) -> RoleChange:
+    async def _set_role(self, link: WorkerLink, role: str, grace_s: float, still: Still) -> RoleChange:
         since, worker_id, before = self._clock(), link.info.worker_id, link.info.role
         if role == before:
             return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
         former = link.info.incarnation
+        still()  # what was counted may be long ago, if this process stood still
         self._changing[worker_id] = before, role, since
         try:
             asked = await link.set_role(role, grace_s)
@@ -259,6 +270,10 @@ class RoleControl:
         if is_there:
             return f"{text} within {LONGEST_S:g} s, and hasn't left its former role; its log says what it does"
         return f"{text}: it left, and has not come back as one for {AWAY_S:g} s; its log says why. It may yet do so"
+
+
+def _undoubted() -> None:
+    """Stands for the turn of a router that has no others beside it."""
 
 
 def _refused(info: WorkerInfo, why: ErrorInfo) -> BatonError:

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from baton.cluster.membership import connect
 from baton.cluster.roles import RoleTurns
+from baton.cluster.store.lease import NamedLease
 from baton.protos.errors import ConfigError, ErrorInfo, InvalidRequest, NoWorker, Unavailable
 from baton.protos.nouns import WorkerInfo
 from baton.router.dispatch.role_control import RoleControl
@@ -143,6 +144,21 @@ async def test_two_routers_at_once_never_turn_the_last_worker_of_a_role(redis: R
     assert sorted(type(end).__name__ for end in ends) == ["InvalidRequest", "RoleChange"]
     assert sorted(played(links)) == ["decode", "prefill", "prefill"]
     assert (await routers[1].set_role("decode-0", "prefill", 0.0, force=True)).after == "prefill"
+
+
+async def test_a_router_that_stood_still_as_it_counted_roles_changes_none(redis: Redis):
+    """Another may have had its turn, and have turned the worker that it counts on to stay."""
+    links, turns = cluster("decode", "decode", "prefill"), RoleTurns(redis, "t", "one")
+    turns._lease = NamedLease(redis, "t", "roles", "one", 0.1)
+
+    async def look() -> None:
+        time.sleep(0.15)  # the whole process stands still
+
+    stands = RoleControl(links, View(links), time.monotonic, look, turns.turn)
+    with pytest.raises(Unavailable, match="another may have changed roles"):
+        await stands.set_role("decode-0", "prefill", 0.0)
+    assert played(links) == ["decode", "decode", "prefill"]
+    assert stands.changing() == []
 
 
 @pytest.mark.parametrize("routers", [1, 2])

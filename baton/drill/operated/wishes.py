@@ -1,5 +1,5 @@
-"""Makes a drawn scenario one in which somebody keeps prefixes, cancels batch jobs, needs API keys, adds, removes
-and drains workers, or asks them for roles, at several routers at once or roles that they can't begin.
+"""Makes a drawn scenario one in which somebody keeps prefixes, cancels batch jobs, needs API keys, or adds, removes
+and drains workers.
 
 Knows nothing of what is usual. Each draws from randomness of its own, so that the rest of a scenario stays.
 """
@@ -17,7 +17,6 @@ from baton.drill.scenario import (
     HOSTED,
     OPERATED,
     PHASES,
-    REDIS,
     TWICE,
     Batch,
     ClientKey,
@@ -31,7 +30,7 @@ from baton.drill.scenario import (
 from baton.drill.specials import tokens_of
 
 MOST_PINNED = 300  # tokens of a prefix
-TURN_S = 6.0  # seconds in which operators ask for roles at most routers at once
+STAYS_S = (0.5, 3.0)  # seconds for which a worker that was drained is left alone
 
 
 def with_pins(scenario: Scenario, span: float, share: float) -> Scenario:
@@ -117,16 +116,6 @@ def with_scales(scenario: Scenario, span: float, share: float) -> Scenario:
     )
 
 
-def with_kept_roles(scenario: Scenario, share: float) -> Scenario:
-    """Returns ``scenario``, in ``share`` of those whose workers' roles change with some that keep theirs."""
-    rng = random.Random(f"kept roles {scenario.seed}")
-    changes = scenario.controller or any(fault.kind in ("role", "ratio") for fault in scenario.faults)
-    if rng.random() >= share or not changes:
-        return scenario
-    slots = [f"prefill-{i}" for i in range(scenario.slots[0])] + [f"decode-{i}" for i in range(scenario.slots[1])]
-    return msgspec.structs.replace(scenario, keep_roles=tuple(slot for slot in slots if rng.random() < 0.6))
-
-
 def with_cancelled_jobs(scenario: Scenario, share: float) -> Scenario:
     """Returns ``scenario`` with ``share`` of its batch jobs cancelled, some of them twice."""
     rng = random.Random(f"cancelled jobs {scenario.seed}")
@@ -151,6 +140,9 @@ def with_drains(scenario: Scenario, span: float, kinds: Sequence[FaultKind], sha
     if "drain" not in kinds or not drawn:
         return scenario
     role = rng.choice(("prefill", "decode", "decode"))
+    changing = "role" in kinds and not scenario.placed and not any(kind.dtype for kind in scenario.page_kinds)
+    if changing:  # the last worker of a role keeps it
+        scenario = msgspec.structs.replace(scenario, **{role: max(2, getattr(scenario, role))})
     rolled = [f"{role}-{i}" for i in range(scenario.prefill if role == "prefill" else scenario.decode)]
     slots = rolled if rng.random() < 0.5 else [rng.choice(rolled) for _ in range(rng.choice((1, 1, 2, 3)))]
     faults = list(scenario.faults)
@@ -158,12 +150,26 @@ def with_drains(scenario: Scenario, span: float, kinds: Sequence[FaultKind], sha
         seconds = rng.choice((0.0, rng.uniform(0.0, 0.5), rng.uniform(0.5, 5.0)))
         drain = Fault("drain", at, slot, seconds=seconds, factor=rng.choice((1.0, 1.0, TWICE, HANGS_UP)))
         faults.append(_while_busy(rng, drain, scenario) if rng.random() < 0.5 else drain)
-        if "role" in kinds and not scenario.placed and not any(kind.dtype for kind in scenario.page_kinds):
+        if changing:
             nearly = max(0.0, at + rng.uniform(-0.3, 0.3))
             turn = Fault("role", nearly, slot, seconds=rng.uniform(0.0, 1.0), asks=rng.randrange(scenario.routers))
-            faults += [turn] if rng.random() < 0.4 else []
+            if rng.random() < 0.4:
+                faults[-1:] = _as_it_changes(faults[-1], turn)
     faults.sort(key=lambda fault: fault.at)
     return msgspec.structs.replace(scenario, faults=tuple(faults))
+
+
+def _as_it_changes(drain: Fault, turn: Fault) -> list[Fault]:
+    """Returns ``turn`` and ``drain``, which in most cases comes as its worker begins to change its role, and
+    leaves it alone for a while then.
+    """
+    rng = random.Random(f"as it changes {turn.at}")
+    if rng.random() < 0.3:
+        return [drain, turn]
+    after = rng.choice((0.0, rng.uniform(0.0, 0.1)))
+    stays = rng.uniform(*STAYS_S)
+    at_once = {"at": turn.at, "target": turn.target, "aim": "changing", "after": after, "stays": stays}
+    return [turn, msgspec.structs.replace(drain, **at_once)]
 
 
 def _while_busy(rng: random.Random, fault: Fault, scenario: Scenario) -> Fault:
@@ -172,46 +178,3 @@ def _while_busy(rng: random.Random, fault: Fault, scenario: Scenario) -> Fault:
     one = max(drawn, key=lambda r: (not r.cancels, r.sampling.max_tokens))
     aim, after = rng.choice((*PHASES, "writing")), rng.choice((0.0, rng.uniform(0.0, 0.5)))
     return msgspec.structs.replace(fault, at=one.at, aim=aim, request=one.number, after=after)
-
-
-def with_turns(scenario: Scenario, span: float, kinds: Sequence[FaultKind], share: float) -> Scenario:
-    """Returns ``scenario``, in ``share`` of those with faults with two or three routers, of which operators ask for
-    roles at once. In half of them nothing else goes wrong; in some, one of these routers dies or loses Redis while
-    it has its turn.
-    """
-    rng = random.Random(f"turns {scenario.seed}")
-    asked: list[FaultKind] = [kind for kind in ("role", "role", "ratio") if kind in kinds]
-    floats = any(kind.dtype for kind in scenario.page_kinds)
-    if rng.random() >= share or not asked or not scenario.faults or scenario.placed or floats:
-        return scenario
-    routers = rng.choice((2, 2, 3))
-    workers = [f"prefill-{i}" for i in range(scenario.prefill)] + [f"decode-{i}" for i in range(scenario.decode)]
-    calm = rng.random() < 0.5
-    faults = [] if calm else list(scenario.faults)
-    for _ in range(rng.choice((1, 1, 2))):
-        at = rng.uniform(0.0, span)
-        for _ in range(rng.choice((2, 2, 3))):
-            turn = Fault(rng.choice(asked), at + rng.uniform(0.0, rng.choice((0.01, 0.5))), rng.choice(workers))
-            turn = msgspec.structs.replace(turn, seconds=rng.uniform(0.0, 2.0), asks=rng.randrange(routers))
-            faults.append(turn)
-        faults += _in_a_turn(rng, faults[-1], kinds)
-    faults.sort(key=lambda fault: fault.at)
-    requests = tuple(
-        r if r.session else msgspec.structs.replace(r, router=rng.randrange(routers)) for r in scenario.requests
-    )
-    without = {"controller": False} if calm else {}
-    return msgspec.structs.replace(scenario, routers=routers, faults=tuple(faults), requests=requests, **without)
-
-
-def _in_a_turn(rng: random.Random, turn: Fault, kinds: Sequence[FaultKind]) -> list[Fault]:
-    """Draws what goes wrong while a router changes roles as in ``turn``; in most cases nothing."""
-    at, router = turn.at + rng.uniform(0.0, 1.5), f"router-{turn.asks}"
-    drawn = rng.choice(
-        (
-            Fault("router_dies", at, router, seconds=rng.uniform(0.0, 2.0)),
-            Fault("redis_restarts", at, turn.target, seconds=rng.uniform(0.05, 2.0)),
-            Fault("redis_stalls", at, turn.target, seconds=rng.uniform(0.05, TURN_S)),
-            Fault("cut", at, router, REDIS, seconds=rng.uniform(0.5, 2 * TURN_S)),
-        )
-    )
-    return [drawn] if rng.random() < 0.4 and drawn.kind in kinds else []

@@ -1,6 +1,6 @@
 """The operators of a simulated run who change workers' roles, hold workers, and drain them.
 
-Each asks a router, in whose process what was asked for runs, or a worker. Knows nothing of when.
+Each asks a router, in whose process what was asked for runs or by REST, or a worker. Knows nothing of when.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from baton.cluster.holds import SlotHold
+from baton.cluster.holds import How, SlotHold
 from baton.drill.checks.roles import RoleWitness
 from baton.drill.loop import seeded_loop
 from baton.drill.machines.network import Network
+from baton.drill.parts.calls import RouterCalls
 from baton.drill.parts.life import Life
+from baton.drill.parts.operators.rest import RestOperators
 from baton.drill.parts.router import RouterParts, SimulatedRouter
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.rpc.client import SimulatedDialer
@@ -25,6 +27,7 @@ from baton.drill.scenario import HANGS_UP, TWICE, Fault
 from baton.protos.errors import BatonError, NoWorker
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.router.dispatch.role_control import LONGEST_S
 
 T = TypeVar("T")
 TRIES = 3  # of a call that breaks
@@ -50,6 +53,7 @@ class WorkerOperators:
     ) -> None:
         self._workers, self._routers, self._rng, self._tell = workers, routers, rng, tell
         self._network, self._witness = network, witness or RoleWitness()
+        self._rest = RestOperators(RouterCalls(routers, self._witness.violated, LONGEST_S))
         self._held: set[str] = set()
 
     # ---- roles ----
@@ -62,20 +66,28 @@ class WorkerOperators:
         role = "decode" if life.role == "prefill" else "prefill"
         grace_s = min(fault.seconds, 3.0)
         try:
-            await self._at_router(fault, lambda parts: parts.core.roles.move([fault.target], role, grace_s))
+            if fault.over_rest:
+                await self._rest.role(fault.asks % len(self._routers), fault.target, role, grace_s)
+            else:
+                await self._at_router(fault, lambda parts: parts.core.roles.move([fault.target], role, grace_s))
         except BatonError as error:
             self._tell(fault.target, f"doesn't become {role}: {error.label}")
             self._witness.answered(None, error)
         else:
             self._tell(fault.target, f"is a {role} worker")
             self._witness.answered(None)
+        if self._workers[fault.target].life is life:
+            self._witness.waited(fault.target)
 
     async def ratio(self, fault: Fault) -> None:
         """Asks for a ratio that is drawn."""
         grace_s = min(fault.seconds, 3.0)
         ratio = prefill, decode = drawn_ratio(self._rng, len(self._workers))
         try:
-            await self._at_router(fault, lambda parts: parts.core.roles.set_ratio(*ratio, grace_s))
+            if fault.over_rest:
+                await self._rest.ratio(fault.asks % len(self._routers), *ratio, grace_s)
+            else:
+                await self._at_router(fault, lambda parts: parts.core.roles.set_ratio(*ratio, grace_s))
         except BatonError as error:
             self._tell("operator", f"gets no ratio {prefill}:{decode}: {error.label}")
             self._witness.answered(None, error)
@@ -103,41 +115,43 @@ class WorkerOperators:
 
     async def hold(self, fault: Fault) -> None:
         """Takes the fault's target out of rotation for the fault's time."""
-        parts = self._routers[0].parts
-        if parts is None:
-            return
         self._held.add(fault.target)
-        hold = SlotHold("drain" if self._rng.random() < 0.5 else "eject")
+        how: How = "drain" if self._rng.random() < 0.5 else "eject"
         try:
-            await parts.holds.put(fault.target, hold)
-            self._tell(fault.target, f"is held: {hold.how}")
+            await self._hold(fault, how)
+            self._tell(fault.target, f"is held: {how}")
         except BatonError as error:
             self._tell(fault.target, f"isn't held: {error.label}")
         await asyncio.sleep(fault.seconds)
-        await self._put_back(fault.target)
+        await self._put_back(fault)
 
     async def put_all_back(self) -> None:
         """Ends the hold of every worker that a fault has held, also of those that a restored Redis holds again."""
         for slot in sorted(self._held):
-            await self._put_back(slot)
+            await self._put_back(Fault("hold", 0.0, slot))
 
-    async def _put_back(self, slot: str) -> None:
+    async def _put_back(self, fault: Fault) -> None:
         while True:
-            parts = self._routers[0].parts
             try:
-                if parts is not None:
-                    await parts.holds.put(slot, None)
-                    return
+                await self._hold(fault, None)
+                return
             except BatonError:
-                pass
-            await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5)
+
+    async def _hold(self, fault: Fault, how: How | None) -> None:
+        """Has a router hold the fault's target, or put it back. Raises BatonError."""
+        if fault.over_rest:
+            await self._rest.hold(fault.asks % len(self._routers), fault.target, how or "none")
+            return
+        hold = None if how is None else SlotHold(how)
+        await self._at_router(fault, lambda parts: parts.holds.put(fault.target, hold))
 
     # ---- drains ----
 
     async def drain(self, fault: Fault) -> None:
         """Drains the fault's target with a grace of the fault's time, then tells it to stop, as whoever changes
         workers one by one does. With the factor TWICE somebody drains it again meanwhile, without any grace; with
-        HANGS_UP whoever drains it doesn't wait for the answer.
+        HANGS_UP whoever drains it doesn't wait for the answer. It is told to stop after ``stays`` seconds.
         """
         life = self._workers[fault.target].life
         if life is None or life.runtime is None:
@@ -147,6 +161,7 @@ class WorkerOperators:
         if fault.factor == TWICE:
             draining.append(self._again(life))
         await asyncio.gather(*draining)
+        await asyncio.sleep(fault.stays)
         life.stop.set()
 
     async def _again(self, life: Life) -> None:
@@ -171,7 +186,8 @@ class WorkerOperators:
             else:
                 if life.process.alive and answer is not None:
                     self._tell(slot, f"is drained: {answer.finished} finished, {answer.cancelled} sent away")
-                    self._witness.drained(life.process.name, grace_s, now() - began)
+                    active = 0 if life.runtime is None else life.runtime.service.active
+                    self._witness.drained(life.process.name, grace_s, now() - began, active)
                     life.engine.witness.drained()
                 return
             finally:
