@@ -38,7 +38,7 @@ from baton.controller.ratio_decision import ControlSettings, History, RatioDecis
 from baton.controller.replica_decision import ReplicaDecision, decide_replicas
 from baton.controller.replicas import SLOT, ReplicaControl
 from baton.controller.twin_error import twin_error
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, Unavailable
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.dispatch.role_control import RoleChange, RoleControl
 from baton.tasks.beside import beside
@@ -260,7 +260,9 @@ class Controller:
         log.info("%d:%d -> %d:%d (%s): %s", *before, *after, ", ".join(names), decision.reason)
         change = TimelineEntry(looked.at, "rerole", before, after, decision.reason, tuple(names))
         try:
-            change_roles = self._roles.move(names, role, self._config.grace_s, counted=before)
+            change_roles = self._roles.move(
+                names, role, self._config.grace_s, counted=before, wanted=self._require_free
+            )
             made = await self._while_leading(change_roles)
         except BatonError as error:
             self._history = self._history.changed(self._clock(), by, self._config.cooldown_s)
@@ -269,6 +271,15 @@ class Controller:
         seconds = _longest(made)
         self._history = self._history.changed(self._clock(), by, seconds)
         await self._note(msgspec.structs.replace(change, seconds=seconds))
+
+    async def _require_free(self) -> None:
+        """Raises Unavailable if an operator has pinned the ratio, or set another mode, since the look began.
+
+        Raises RedisError and OSError if nobody knows.
+        """
+        mode, pin = await self._store.wishes()
+        if pin is not None or (mode or self._config.mode) != "auto":
+            raise Unavailable("an operator has meanwhile pinned the ratio, or set another mode")
 
     async def _while_leading(self, change: Coroutine[object, None, list[RoleChange]]) -> list[RoleChange]:
         """Returns what ``change`` does. It may take minutes, in which no other router may take the lead: it would

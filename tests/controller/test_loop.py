@@ -1,6 +1,7 @@
 """The controller at a look, over a real Redis: what it waits for, what it counts, what it shows of itself."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -46,9 +47,16 @@ class Cluster:
         return sorted(slot for slot, role in self.roles.items() if role != become)[:count]
 
     async def move(
-        self, names: list[str], role: str, grace_s: float, counted: tuple[int, int] | None = None
+        self,
+        names: list[str],
+        role: str,
+        grace_s: float,
+        counted: tuple[int, int] | None = None,
+        wanted: Callable[[], Awaitable[None]] | None = None,
     ) -> list[RoleChange]:
         assert counted == self.usable()
+        if wanted is not None:
+            await wanted()
         self.roles |= dict.fromkeys(names, role)
         return [RoleChange(name, "", role, 0.1) for name in names]
 
@@ -115,6 +123,27 @@ async def test_a_cluster_that_was_left_without_prefill_workers_gets_one_back(red
         await looked.look()
     assert cluster.usable() == (1, 1)
     assert "no prefill worker is left" in (await AdviceStore(redis, "baton").timeline())[0].reason
+
+
+@pytest.mark.parametrize("says", ["pinned", "advise"])
+async def test_what_an_operator_says_while_the_controller_looks_is_heeded(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    """It has read by then what operators want, and the ratio that is pinned as it is counts no other workers."""
+    cluster, clock = Cluster(**{"prefill-0": "decode", "decode-0": "decode"}), At(1000.0)
+    looked, store = controller(redis, cluster, clock, tmp_path, CollectorRegistry()), AdviceStore(redis, "baton")
+    recent, looks = looked._traffic.recent, iter(range(10))
+
+    async def read(since: float) -> object:
+        if next(looks) == 1:
+            await (store.pin(RatioPin(0, 2)) if says == "pinned" else store.set_mode(says))
+        return await recent(since)
+
+    monkeypatch.setattr(looked._traffic, "recent", read)
+    for clock.now in (1005.0, 1010.0):
+        await looked.look()
+    assert cluster.usable() == (0, 2)
+    assert "an operator has meanwhile" in (await store.timeline())[0].reason
 
 
 async def test_a_cluster_that_is_yet_to_come_up_is_no_news_and_one_that_has_gone_is(
@@ -199,7 +228,7 @@ async def test_a_leader_stays_the_leader_while_a_change_takes_longer_than_its_le
     looked._config = looked._config.model_copy(update={"interval_s": 0.05})
     other, move, lost = NamedLease(redis, "baton", "controller", "other", 2.0), cluster.move, []
 
-    async def slowly(*asked: object, counted: object) -> list[RoleChange]:
+    async def slowly(*asked: object, counted: object, **further: object) -> list[RoleChange]:
         for _ in range(25):
             await asyncio.sleep(0.1)
             lost.append(await other.hold())

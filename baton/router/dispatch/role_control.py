@@ -128,9 +128,10 @@ class RoleControl:
         grace_s: float = GRACE_S,
         force: bool = False,
         counted: tuple[int, int] | None = None,
+        wanted: Callable[[], Awaitable[None]] | None = None,
     ) -> list[RoleChange]:
         """Changes several workers' roles at once and waits until all serve in it; running prefills get ``grace_s``
-        seconds.
+        seconds. ``wanted`` raises what keeps the change from being made, once no other router changes roles.
 
         Raises WorkerUnknown, NoWorker, DeadlineExceeded, the error of a worker that can't begin the role,
         InvalidRequest (unless ``force``, each role that workers leave must keep a ready worker of the same model),
@@ -142,6 +143,8 @@ class RoleControl:
         async with self._turn, self._undisturbed() as still:
             if counted is not None and self.usable() != counted:
                 raise Unavailable("workers' roles have changed since they were counted", retry_after_s=1.0)
+            if wanted is not None:
+                await wanted()
             return await self._move(worker_ids, role, grace_s, force, still)
 
     async def _move(

@@ -182,6 +182,17 @@ async def test_a_change_decided_on_other_counts_than_there_are_now_is_not_made()
     assert played(links).count("decode") == 2
 
 
+async def test_a_change_that_nobody_wants_any_more_once_it_has_its_turn_is_not_made():
+    links = cluster("decode", "decode")
+
+    async def wanted() -> None:
+        raise Unavailable("an operator has pinned the ratio")
+
+    with pytest.raises(Unavailable, match="has pinned"):
+        await control(links).move(["decode-0"], "prefill", 0.0, wanted=wanted)
+    assert played(links) == ["decode", "decode"]
+
+
 async def test_a_worker_that_another_router_has_just_changed_is_counted_once_it_is_connected(redis: Redis):
     links = cluster("decode", "decode", "prefill")
     links[0].up = False
