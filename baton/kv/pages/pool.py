@@ -263,25 +263,29 @@ class PagePool:
     def check(self) -> None:
         """Asserts that each page is in exactly one state and that every count and index agrees."""
         refs, leased, blocks = [0] * self.pages, self.leased, self.blocks
+        used = set[int]()
         for lease in self.open_leases:
-            assert len(set(lease.own)) == len(lease.own), "a lease has a page twice"
-            for page in lease.own:
+            own = set(lease.own)
+            assert len(own) == len(lease.own), "a lease has a page twice"
+            used |= own
+            for page in own:
                 refs[page] += 1
         assert refs == leased.of, "reference counts differ from the open leases"
         free, cached, waiting = set(self.supply.free), set(self.supply.cached), self.quarantine.holds
         assert len(free) == len(self.supply.free), "a page is free twice"
-        sealed = {page: block for page, block in enumerate(blocks.block_of) if block is not None}
-        idle = {page for page, leases in enumerate(refs) if not leases} - waiting.keys()
-        assert free == idle - sealed.keys(), f"pages {sorted(free ^ (idle - sealed.keys()))}: free list is wrong"
-        held = idle & sealed.keys()
+        sealed, idle = set(blocks.page_of.values()), set(range(self.pages)) - used - waiting.keys()
+        assert free == idle - sealed, f"pages {sorted(free ^ (idle - sealed))}: free list is wrong"
+        held = idle & sealed
         assert cached == held, f"pages {sorted(cached ^ held)}: cached list is wrong"
-        lost = [page for page, block in sealed.items() if blocks.page_of[block] != page]
+        lost = [page for block, page in blocks.page_of.items() if blocks.block_of[page] != block]
         assert not lost, f"pages {lost}: their hashes find other pages"
-        shared = [page for page, leases in enumerate(refs) if leases > 1 and page not in sealed]
+        shared = [page for page in used - sealed if refs[page] > 1]
         assert not shared, f"pages {shared} are shared but not sealed"
-        assert leased.count == len(refs) - refs.count(0), "the count of leased pages is off"
-        assert self.quarantine.count == sum(refs[page] == 0 for page in self.quarantine.holds)
-        assert len(blocks.page_of) == len(sealed), "the hash index is off"
+        assert leased.count == len(used), "the count of leased pages is off"
+        assert self.quarantine.count == sum(refs[page] == 0 for page in waiting)
+        assert self.pages - blocks.block_of.count(None) == len(sealed) == len(blocks.page_of), (
+            "the hash index is off"
+        )
         assert all(blocks.block_of[page] is not None for page in self.supply.kept), "a kept page was evicted"
 
     def _exhausted(self, needed: int, reserve: int) -> PoolExhausted:
