@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER, NOBODY, with_call
 from baton.router.access.headers import clean_request_id
+from baton.router.api.anthropic.errors import is_messages_path
 from baton.router.api.error_wording import error_at
 from baton.router.api.grpc.bodies import with_counted_bodies
 from baton.router.api.grpc.decoding import with_decode_errors
@@ -25,6 +26,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/version"})
 OPEN_FILES = "/dashboard"  # a page without any data
 OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 REQUEST_ID = "x-request-id"
+MESSAGES_ID = "request-id"  # where Anthropic's clients look for it
 KEY_HEADER = "x-api-key"  # where Anthropic's clients put the key
 
 
@@ -47,7 +49,9 @@ class AccessMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = asked_id or own_id
+                told = MutableHeaders(scope=message)
+                for name in (REQUEST_ID, *[MESSAGES_ID] * is_messages_path(scope["path"])):
+                    told[name] = asked_id or own_id
             await send(message)
 
         try:

@@ -97,6 +97,7 @@ REFUSED: dict[str, Refusal] = {
     "moderation": Refusal("nothing is moderated here: leave it out"),
     "verbosity": Refusal("say in the prompt how long the answer should be", ("medium",)),
     **_each("previous_response_id conversation previous_response previous_input_messages", STATELESS),
+    "multi_agent": Refusal("one model answers here: ask for each part by itself"),
     **_each("background background_options", "answers are not kept for later: leave it out, or use /v1/batches"),
     "context_management": Refusal("shorten the conversation yourself"),
     "access_programs": Refusal("leave it out: it is for OpenAI's own models"),
@@ -167,6 +168,8 @@ OF_MESSAGES: dict[str, Refusal] = {
     "output_format": Refusal("output_config.format is its name here"),
     **_each("reasoning reasoning_effort", "output_config.effort and thinking are its names here"),
     **_each("container mcp_servers", "no tool runs here: give tools, and run what the answer calls"),
+    "thread": Refusal("nothing is stored here: send the whole conversation as messages"),
+    "compaction": Refusal("nothing is summarized here: ask for a summary yourself"),
     "inference_geo": Refusal("requests run where this cluster is: leave it out", (*NOTHING, "global")),
     "speed": Refusal("there is one speed: leave it out", (*NOTHING, "standard")),
 }
@@ -228,6 +231,7 @@ REFUSED_AT: dict[str, dict[str, Refusal]] = {
         "continue_final_message": Refusal("end with the assistant's message: it is continued", (False,)),
     },
     "count_tokens": dict(OF_MESSAGES),
+    "output_config": {"task_budget": Refusal("max_tokens bounds the answer: say in the prompt what is left")},
     "reasoning": {
         **_each("summary generate_summary", Refusal("the thought itself comes, whole: leave it out", ("auto",))),
         "context": Refusal("thoughts of earlier turns are not shown to the model again", ("auto", "current_turn")),
@@ -241,11 +245,13 @@ REFUSED_AT: dict[str, dict[str, Refusal]] = {
 GOES_WITH_CUT = "goes with truncate_prompt_tokens, which is refused"
 OF_ANTHROPIC = {
     **_same("user_profile_id workspace_id", NAMES_IT),
+    **_same("billing_policy fallback_credit_token", "nothing is billed here"),
+    "fallbacks": "for models that decline by a policy, and there is none here",
     "diagnostics": "the header x-baton-route tells how it went",
 }
 HARMLESS_AT: dict[str, dict[str, str]] = {
     "messages": {**OF_ANTHROPIC, "truncation_side": GOES_WITH_CUT, "include": "of logprobs, which are refused"},
-    "count_tokens": OF_ANTHROPIC,
+    "count_tokens": {**OF_ANTHROPIC, "compaction": "counts nothing in Anthropic's API either"},
     "thinking": {"budget_tokens": "a target in Anthropic's API: max_tokens bounds thought and answer"},
     "completions": {"parallel_tool_calls": "goes with tools, which are refused"},
     "responses": {"truncation_side": GOES_WITH_CUT, "stream_options": "has only include_obfuscation here"},

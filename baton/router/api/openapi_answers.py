@@ -132,7 +132,7 @@ COMPONENTS: dict[str, Json] = {
         parallel_tool_calls=FLAG, previous_response_id={"type": "null"}, store={"const": False},
         usage=nullable(shape(
             None, input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT,
-            input_tokens_details=shape(None, cached_tokens=COUNT),
+            input_tokens_details=shape(None, cached_tokens=COUNT, cache_write_tokens=COUNT),
             output_tokens_details=shape(None, reasoning_tokens=COUNT),
         )),
         metadata=NAMES, tools={"type": "array"}, text={"type": "object"},
@@ -164,7 +164,9 @@ COMPONENTS: dict[str, Json] = {
         usage=shape(None, prompt_tokens=COUNT, total_tokens=COUNT, completion_tokens=COUNT),
     ),
     "Model": shape(
-        "model", id=TEXT, created=TIME, owned_by=TEXT, root=TEXT, parent=nullable(TEXT), max_model_len=COUNT
+        "model", id=TEXT, created=TIME, owned_by=TEXT, root=TEXT, parent=nullable(TEXT), max_model_len=COUNT,
+        type={"const": "model"}, display_name=TEXT, created_at={"type": "string", "format": "date-time"},
+        lifecycle={"const": "active"}, max_input_tokens=COUNT,
     ),
     "Adapter": shape("adapter", **_ADAPTER),
     "AdapterChanged": shape("adapter", message=TEXT, **_ADAPTER),
@@ -182,7 +184,7 @@ COMPONENTS: dict[str, Json] = {
     ),
     "PinnedPrefixes": list_of(ref("PinnedPrefix")),
     "DeletedPrefix": shape("cache.prefix", id=TEXT, deleted={"const": True}),
-    "Models": list_of(ref("Model")),
+    "Models": list_of(ref("Model"), "first_id", "last_id", "has_more"),
     "Tokenized": shape(
         None, ("token_strs",), count=COUNT, max_model_len=COUNT, tokens=IDS, token_strs=items(TEXT)
     ),
@@ -222,7 +224,8 @@ COMPONENTS: dict[str, Json] = {
     ),
     "Error": shape(None, error=_ERROR),
     "AnthropicError": shape(
-        None, type={"const": "error"}, error=shape(None, ("param",), type=TEXT, message=TEXT, param=TEXT)
+        None, type={"const": "error"},
+        error=shape(None, ("param", "details"), type=TEXT, message=TEXT, param=TEXT, details={"type": "object"}),
     ),
     "ProtocolError": shape(None, error={"anyOf": [TEXT, _ERROR]}),
 }  # fmt: skip

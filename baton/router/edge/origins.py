@@ -21,7 +21,7 @@ from baton.router.api.error_wording import http_error_at
 PROBES = frozenset({"/health", "/ready"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = ("GET", "POST", "DELETE")
-EXPOSED = ("x-request-id", "x-baton-route", "x-baton-ignored", "retry-after", "retry-after-ms")
+EXPOSED = ("x-request-id", "request-id", "x-baton-route", "x-baton-ignored", "retry-after", "retry-after-ms")
 MAX_AGE_S = 600  # seconds that a browser may keep a preflight's answer
 
 

@@ -143,6 +143,8 @@ def test_somebody_thought_of_every_field_on_every_surface() -> None:
 
 
 def test_the_copied_names_are_those_of_openais_client_as_it_says() -> None:
+    from openai.types.beta import response_create_params
+
     copied = json.loads(fields.DATA.read_text())["openai"]
     if openai.__version__ != copied["version"]:
         pytest.skip(
@@ -150,25 +152,35 @@ def test_the_copied_names_are_those_of_openais_client_as_it_says() -> None:
         )
     for surface, kind in OPENAI.items():
         streams = {"stream"} if surface in GENERATING else set()
-        assert {*typing.get_type_hints(kind), *streams} == {*copied["fields"][surface].split()}, surface
+        beta = response_create_params.ResponseCreateParamsBase if surface == "responses" else kind
+        assert names_of(kind, beta) | streams == {*copied["fields"][surface].split()}, surface
+
+
+def names_of(*kinds: type) -> set[str]:
+    """Returns the names of a body's fields in clients; ``betas`` are a header."""
+    return {name for kind in kinds for name in typing.get_type_hints(kind)} - {"betas"}
 
 
 def test_the_copied_names_are_those_of_anthropics_client_as_it_says() -> None:
     import anthropic  # thousands of classes, for the processes of tests that look at them
-    from anthropic.types import message_count_tokens_params, message_create_params
+    from anthropic.types import beta, message_count_tokens_params, message_create_params
     from anthropic.types.output_config_param import OutputConfigParam
 
+    created, counted = message_create_params, message_count_tokens_params
     kinds = {
-        "messages": message_create_params.MessageCreateParamsBase,
-        "count_tokens": message_count_tokens_params.MessageCountTokensParams,
-        "output_config": OutputConfigParam,
+        "messages": (created.MessageCreateParamsBase, beta.message_create_params.MessageCreateParamsBase),
+        "count_tokens": (
+            counted.MessageCountTokensParams,
+            beta.message_count_tokens_params.MessageCountTokensParams,
+        ),
+        "output_config": (OutputConfigParam, beta.BetaOutputConfigParam),
     }
     copied = json.loads(fields.DATA.read_text())["anthropic"]
     if anthropic.__version__ != copied["version"]:
         pytest.skip(f"names are of anthropic {copied['version']}; its newer fields are ignored and named")
-    for surface, kind in kinds.items():
+    for surface, both in kinds.items():
         streams = {"stream"} if surface in GENERATING else set()
-        assert {*typing.get_type_hints(kind), *streams} == {*copied["fields"][surface].split()}, surface
+        assert names_of(*both) | streams == {*copied["fields"][surface].split()}, surface
 
 
 def test_what_one_generating_endpoint_obeys_no_other_drops() -> None:

@@ -9,6 +9,8 @@ from baton.protos.json import Json
 from baton.router.api.errors import error_json
 
 PATH = "/v1/messages"
+UNTHREADED = {"error_code": "thread_unsupported_request"}
+"""``details`` of a refused field ``thread``, by which Anthropic's clients send the whole conversation instead."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,7 +41,8 @@ def of_openai(told: Json, status: int) -> Json:
         message = f"{param}: {message}"
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     named = {"param": param} if param else {}
-    return {"type": "error", "error": {"type": kind, "message": message, **named}}
+    details = {"details": UNTHREADED} if param == "thread" else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **named, **details}}
 
 
 def anthropic_error(error: BaseException) -> Json:

@@ -5,6 +5,7 @@ Knows nothing of sampling or streams.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
 from fastapi import APIRouter, Request
@@ -60,7 +61,7 @@ def model_routes(service: GenerationService) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(entry) for entry in service.catalog.entries()]})
+        return json_response(_models([_model(entry) for entry in service.catalog.entries()]))
 
     @routes.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
@@ -85,7 +86,7 @@ def model_routes(service: GenerationService) -> APIRouter:
 
 
 def _model(entry: ModelEntry) -> dict[str, object]:
-    """OpenAI's model object, with context length, root and parent as vLLM words them.
+    """OpenAI's and Anthropic's model object in one, with context length, root and parent as vLLM words them.
 
     ``root`` of an adapter is its path; of an absolute one the last part, because the rest is the server's own.
     """
@@ -98,7 +99,18 @@ def _model(entry: ModelEntry) -> dict[str, object]:
         "root": entry.name if adapter is None else path.name if path.is_absolute() else str(path),
         "parent": None if adapter is None else entry.model_id,
         "max_model_len": entry.max_model_len,
+        "type": "model",
+        "display_name": entry.name,
+        "created_at": datetime.fromtimestamp(entry.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": entry.max_model_len,
     }
+
+
+def _models(found: list[dict[str, object]]) -> dict[str, object]:
+    """Returns the list of all models, which is one page of Anthropic's."""
+    ends = [found[at]["id"] if found else None for at in (0, -1)]
+    return {"object": "list", "data": found, "first_id": ends[0], "last_id": ends[1], "has_more": False}
 
 
 async def _tokenize(service: GenerationService, body: TokenizeBody, body_bytes: int) -> Response:

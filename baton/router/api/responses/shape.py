@@ -17,6 +17,7 @@ from baton.router.text.chat_reader import AnswerFormat, MessageDelta
 from baton.router.text.token_spans import TokenSpans
 from baton.router.text.tokenizer import Tokenizer
 
+CACHE_WRITES = 0  # tokens whose writing is told as written to the cache, because nothing is charged for it here
 DONE = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
 
@@ -191,7 +192,7 @@ class ResponsesShape:
         thought = sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in thoughts)
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": CACHE_WRITES},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": min(thought, usage.completion_tokens)},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -297,3 +297,52 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event(router, fake) -> N
     told = json.loads(events[-1].partition("data: ")[2])
     assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
     assert "decode-0 is gone" in told["error"]["message"]
+
+
+async def test_a_conversation_that_the_server_should_hold_is_refused_and_the_clients_tool_runner_sends_all_of_it(
+    router, fake, tokenizer, prompted
+) -> None:
+    import anthropic
+
+    @anthropic.beta_async_tool
+    async def weather(at: str) -> str:
+        """Tell the weather."""
+        return f"fine in {at}"
+
+    said = iter([CALL, "Thanks."])
+    fake.say = lambda request, choice: [*tokenizer.encode(next(said), False), EOS]
+    runner = router.anthropic.beta.messages.tool_runner(
+        model="tiny", max_tokens=90, messages=[TURN], tools=[weather]
+    )
+    final = await runner.until_done()
+    assert final.content[0].text == "Thanks."
+    assert "<|user|>Hello<|end|>" in prompted()
+    assert "<|tool|>fine in Ulm<|end|>" in prompted()
+    held = {"thread": {"type": "continue", "previous_message_id": "msg_1"}}
+    with pytest.raises(anthropic.BadRequestError, match="send the whole conversation") as bad:
+        await create(router, **held)
+    assert bad.value.error_code == "thread_unsupported_request"
+
+
+async def test_the_client_finds_the_id_by_which_explain_knows_its_call(router) -> None:
+    import anthropic
+
+    answer = await router.anthropic.messages.create(
+        model="tiny", messages=[TURN], max_tokens=3, extra_headers={"x-request-id": "mine-2"}
+    )
+    assert answer._request_id == "mine-2"
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        await create(router, max_tokens=0)
+    assert bad.value.request_id
+
+
+async def test_models_are_listed_as_the_client_declares_them(router) -> None:
+    from anthropic.types import ModelInfo
+
+    page = await router.anthropic.models.list()
+    [listed] = page.data
+    found = await router.anthropic.models.retrieve("tiny")
+    for model in (listed, found):
+        told = ModelInfo.model_validate_json(model.to_json(), strict=True)
+        assert (told.id, told.display_name, told.type) == ("tiny", "tiny", "model")
+    assert (page.first_id, page.last_id, page.has_more) == ("tiny", "tiny", False)

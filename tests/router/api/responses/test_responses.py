@@ -249,3 +249,14 @@ async def test_two_forms_of_one_response_are_refused_by_their_names(router) -> N
     bad = {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}}
     answer = await router.http.post("/v1/responses", json=ASK | bad)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text.format")
+
+
+async def test_a_response_has_every_field_that_the_client_declares(router) -> None:
+    from openai.types.responses import Response
+
+    whole = await router.openai.responses.with_raw_response.create(**ASK)
+    told = Response.model_validate_json(whole.text, strict=True)
+    assert told.usage.input_tokens_details.cache_write_tokens == 0
+    async with router.openai.responses.stream(**ASK) as stream:
+        final = await stream.get_final_response()
+    assert final.usage == told.usage
