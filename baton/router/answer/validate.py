@@ -16,7 +16,7 @@ from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.json import JsonValue
 from baton.protos.nouns import MAX_LOGPROBS, POOLINGS, Sampling
 from baton.router.text.catalog import ModelEntry
-from baton.router.text.room import LEAST_TOKENIZED, PromptRoom
+from baton.router.text.room import LEAST_TOKENIZED, LIMIT, PromptRoom
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 CHARS_OF_CONTEXT = 8  # characters per token of the context that one call may have tokenized
@@ -207,8 +207,8 @@ def _max_tokens(asked: int | None, entry: ModelEntry, prompt_tokens: int, defaul
         return room if default is None else min(default, room)
     if asked > room:
         raise ContextTooLong(
-            f"the prompt has {prompt_tokens} tokens and {param} is {asked}: together more than the model's "
-            f"context of {entry.max_model_len}; ask for at most {room}",
+            f"the prompt has {prompt_tokens} tokens and {param} is {asked}. {LIMIT.format(entry.max_model_len)}: "
+            f"ask for at most {room}",
             param,
         )
     return asked

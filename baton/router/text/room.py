@@ -17,6 +17,7 @@ LEAST_LONG = 16_384  # characters from which a text may be long
 MOST_PART = 1 << 18  # characters of a part at most: some 0.1 s
 LARGER = 8  # times: how much larger the next part is where one has too few tokens
 LEAST_TOKENIZED = 1 << 20  # characters that one call may have tokenized, however small the context is
+LIMIT = "This model's maximum context length is {} tokens"  # OpenAI's words, because clients look for them
 LOST_AT_CUT = 512  # tokens that a cut may add to a text at most: a long token falls apart into its bytes
 
 
@@ -34,8 +35,8 @@ class PromptRoom(msgspec.Struct, frozen=True):
         if over <= 0:
             return
         raise ContextTooLong(
-            f"{self.param} has {'over ' if at_least else ''}{tokens} tokens and the model's context holds "
-            f"{self.max_model_len}, the answer included: shorten it by at least {over}",
+            f"{self.param} has {'over ' if at_least else ''}{tokens} tokens. {LIMIT.format(self.max_model_len)}, "
+            f"the answer included: shorten it by at least {over}",
             self.param,
         )
 

@@ -45,7 +45,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_by_its_beginning(roomy, fake,
     answer = await roomy.http.post(path, json={"model": "tiny", **body})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
-    assert f"the model's context holds {CONTEXT}" in error["message"]
+    assert f"This model's maximum context length is {CONTEXT} tokens" in error["message"]
     assert sum(read) < 2 * LEAST_LONG
     assert fake.requests == []
 
@@ -54,7 +54,7 @@ async def test_grpc_refuses_so_as_well_and_tokenizes_as_much_as_rest_does(roomy,
     stub = pb_grpc.InferenceStub(roomy.channel)
     chat = pb.Conversation(messages=[pb.ChatMessage(role="user", content=LONG)])
     for asked in (pb.GenerateRequest(text=LONG), pb.GenerateRequest(chat=chat)):
-        with pytest.raises(grpc.aio.AioRpcError, match="context holds") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="maximum context length is") as refused:
             await stub.Generate(asked)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.aio.AioRpcError, match="1048576 are tokenized in one call") as refused:
