@@ -66,8 +66,13 @@ class JobClaimLost(Exception):
 
 
 class ListPage(msgspec.Struct, frozen=True):
-    """Selects a page of a list: ``limit`` entries after the id ``after``, of one tenant, or of all for None."""
+    """Selects a page of a list: ``limit`` entries after the id ``after``, of one tenant, or of all for None.
+
+    The newest come first unless ``oldest_first``. Of files, a ``purpose`` leaves out those of others.
+    """
 
     tenant: str | None = None
     after: str = ""
     limit: int = 20
+    oldest_first: bool = False
+    purpose: str = ""

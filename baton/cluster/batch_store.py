@@ -114,17 +114,24 @@ class BatchStore:
         return found or b""
 
     async def files(self, asked: ListPage) -> tuple[list[StoredFile], bool]:
-        """Returns one page of files, the newest first, and whether there are more.
+        """Returns one page of files and whether there are more.
 
         Raises InvalidRequest if ``asked.after`` is unknown.
         """
-        ids, more = await self._page(self._files, asked)
+        first, more, found = await self._first(self._files, asked), True, list[StoredFile]()
+        while more and len(found) < asked.limit + bool(asked.purpose):
+            ids, more = await self._page(self._files, asked, first)
+            first += len(ids)
+            found += [file for file in await self._described(ids) if asked.purpose in ("", file.purpose)]
+        return found[: asked.limit], more or len(found) > asked.limit
+
+    async def _described(self, ids: list[str]) -> list[StoredFile]:
         async with _reached():
             pipe = self._redis.pipeline(transaction=False)
             for file_id in ids:
                 pipe.hget(self._files + file_id, "about")
             found: list[bytes | None] = await pipe.execute() if ids else []
-        return [msgspec.json.decode(about, type=StoredFile) for about in found if about], more
+        return [msgspec.json.decode(about, type=StoredFile) for about in found if about]
 
     async def drop_file(self, file: StoredFile) -> None:
         """Deletes a file and its content."""
@@ -165,11 +172,11 @@ class BatchStore:
         return (await self._counted([msgspec.json.decode(found, type=BatchJob)]))[0] if found else None
 
     async def jobs(self, asked: ListPage) -> tuple[list[BatchJob], bool]:
-        """Returns one page of jobs, the newest first, and whether there are more.
+        """Returns one page of jobs and whether there are more.
 
         Raises InvalidRequest if ``asked.after`` is unknown.
         """
-        ids, more = await self._page(self._jobs, asked)
+        ids, more = await self._page(self._jobs, asked, await self._first(self._jobs, asked))
         async with _reached():
             found = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
         return await self._counted([msgspec.json.decode(job, type=BatchJob) for job in found if job]), more
@@ -301,16 +308,23 @@ class BatchStore:
 
     # ---- lists -------------------------------------------------------------------------------------
 
-    async def _page(self, prefix: str, asked: ListPage) -> tuple[list[str], bool]:
-        """Ids, and whether there are more. Raises InvalidRequest where ``after`` is in no list."""
-        listed, first = _listed(prefix, asked.tenant), 0
+    async def _first(self, prefix: str, asked: ListPage) -> int:
+        """Returns the rank of the first entry after ``after``. Raises InvalidRequest if that is in no list."""
+        if not asked.after:
+            return 0
+        rank_of = self._redis.zrank if asked.oldest_first else self._redis.zrevrank
         async with _reached():
-            if asked.after:
-                rank = cast(int | None, await self._redis.zrevrank(listed, asked.after))
-                if rank is None:
-                    raise InvalidRequest(f"after is {asked.after!r}, which is not in the list", "after")
-                first = rank + 1
-            found = cast(list[bytes], await self._redis.zrevrange(listed, first, first + asked.limit))
+            rank = cast(int | None, await rank_of(_listed(prefix, asked.tenant), asked.after))
+        if rank is None:
+            raise InvalidRequest(f"after is {asked.after!r}, which is not in the list", "after")
+        return rank + 1
+
+    async def _page(self, prefix: str, asked: ListPage, first: int) -> tuple[list[str], bool]:
+        """Returns ids from rank ``first`` on, and whether there are more."""
+        listed, newest_first = _listed(prefix, asked.tenant), not asked.oldest_first
+        async with _reached():
+            reading = self._redis.zrange(listed, first, first + asked.limit, desc=newest_first)
+            found = cast(list[bytes], await reading)
         return [member.decode() for member in found[: asked.limit]], len(found) > asked.limit
 
 

@@ -71,9 +71,9 @@ def batch_routes(surface: BatchSurface) -> APIRouter:
     async def add_file(request: Request) -> Response:
         return json_response(_file_json(await _add_file(surface, request)))
 
-    @routes.get("/v1/files", openapi_extra=_listing())
+    @routes.get("/v1/files", openapi_extra=_listing("order", "purpose"))
     async def files(request: Request) -> Response:
-        found, more = await _store(surface).files(_asked(request))
+        found, more = await _store(surface).files(_asked_of_files(request))
         return json_response(_list([_file_json(file) for file in found], more))
 
     @routes.get("/v1/files/{file_id}")
@@ -208,17 +208,26 @@ def _asked(request: Request) -> ListPage:
     return ListPage(tenant, request.query_params.get("after", ""), int(said))
 
 
+def _asked_of_files(request: Request) -> ListPage:
+    """Returns what is asked for, with ``order`` and ``purpose``, which lists of batches haven't."""
+    told = request.query_params
+    if (order := told.get("order", "desc")) not in ("asc", "desc"):
+        raise InvalidRequest(f"order is {order!r}: give asc or desc", "order")
+    page = _asked(request)
+    return msgspec.structs.replace(page, oldest_first=order == "asc", purpose=told.get("purpose", ""))
+
+
 def _list(page: list[Json], more: bool) -> Json:
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
 
 
-def _listing() -> Json:
+def _listing(*more: str) -> Json:
     limit = {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": LISTED}
     return {
         "parameters": [
             {"name": "limit", "in": "query", "schema": limit},
-            {"name": "after", "in": "query", "schema": {"type": "string"}},
+            *({"name": name, "in": "query", "schema": {"type": "string"}} for name in ("after", *more)),
         ]
     }
 

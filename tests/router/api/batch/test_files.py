@@ -74,6 +74,21 @@ async def test_a_client_pages_through_all_its_files(bench) -> None:
     assert {f.id async for f in bench.openai.files.list(limit=2)} == {f.id for f in made}
 
 
+async def test_a_list_of_files_is_of_the_purpose_and_in_the_order_that_are_asked_for(bench) -> None:
+    store, mine = bench.store, list[str]()
+    for number in range(6):
+        purpose = ("batch", "batch_output")[number % 2]
+        await store.add_file(StoredFile(f"file-{number}", "", "x", purpose, 1, number), b"x")
+        mine += [f"file-{number}"] * (number % 2)
+    listed = bench.openai.files.list
+    assert [f.id async for f in listed(purpose="batch_output", limit=2)] == mine[::-1]
+    assert [f.id async for f in listed(purpose="batch_output", limit=1, order="asc")] == mine
+    assert (await listed(purpose="batch_output", limit=3)).has_more is False
+    assert [f.id async for f in listed(limit=4, order="asc")] == [f"file-{number}" for number in range(6)]
+    assert [f.id async for f in listed(purpose="fine-tune")] == []
+    assert (await bench.http.get("/v1/files?order=up")).json()["error"]["param"] == "order"
+
+
 async def test_the_stores_own_names_are_nobodys_ids(bench) -> None:
     batch = await bench.submit(CHAT)
     await bench.openai.batches.cancel(batch.id)
