@@ -20,6 +20,11 @@ from baton.router.api.openai.tools import MAX_TOOLS, Name
 from baton.router.api.request_body import RequestBody
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+UNSHOWN = {
+    "input_examples": "write the examples into the description",
+    "defer_loading": "every tool is shown to the model at once, because none looks for tools",
+}
+"""Fields of a tool that would change what the model sees of it, with what to do instead."""
 NO_SERVER_TOOLS = "no tool runs here: give name and input_schema, and run what the answer calls"
 
 
@@ -35,14 +40,19 @@ class ClientTool(Body):
     input_schema: Json | None = None
     strict: bool | None = None
     cache_control: object = None
+    input_examples: object = None
+    defer_loading: object = None
 
     def function(self, at: int) -> Json:
         """Returns the tool as chat bodies declare it; ``at`` is its place.
 
-        Raises InvalidRequest for a tool that Anthropic's servers would run.
+        Raises InvalidRequest for a tool that Anthropic's servers would run, and for one that isn't shown as it is.
         """
         if self.type not in (None, "custom"):
             raise InvalidRequest(f"tools[{at}].type is {self.type!r}: {NO_SERVER_TOOLS}", f"tools[{at}].type")
+        for name, remedy in UNSHOWN.items():
+            if getattr(self, name):
+                raise InvalidRequest(f"tools[{at}].{name} is not supported: {remedy}", f"tools[{at}].{name}")
         told: Json = {"name": self.name, "description": self.description, "parameters": self.input_schema}
         told["strict"] = self.strict or None
         return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}

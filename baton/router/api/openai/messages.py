@@ -18,6 +18,12 @@ from baton.router.text.surrogates import whole_pairs
 
 HINT = "cache_control"
 HINTS = frozenset({HINT})  # keys of a message about caching, which no template may show the model
+UNSEEN = {
+    "function_call": "give tool_calls",
+    "refusal": "give what was said as content",
+    "audio": "give its transcript as content",
+}
+"""Keys of an assistant's message that hold what it said and that templates don't read, with what to give instead."""
 PER_MESSAGE = 256  # characters whose encoding costs what rendering a message or a call does
 
 
@@ -161,6 +167,9 @@ class ConversationMessage(FailFastModel):
         """Only an assistant may have said nothing: it made calls, or its thoughts stand elsewhere."""
         if self.content is None and self.role != "assistant":
             raise ValueError(f"content is missing: a message of role {self.role} has a string or text parts")
+        for name, remedy in UNSEEN.items() if self.role == "assistant" else ():
+            if (self.model_extra or {}).get(name) is not None:
+                raise ValueError(f"{name} of an earlier answer is not shown to the model: {remedy}")
         return self
 
     @property

@@ -233,6 +233,8 @@ async def test_a_breakpoint_of_the_cache_is_a_hint(router, fake, at: str) -> Non
             {"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]}, "messages[0]"),
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, TOOL | {"name": "f", "input_examples": [{}]}]}, "tools[1].input_examples"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}, "output_config": {"format": FORM}},

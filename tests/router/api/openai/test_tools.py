@@ -181,6 +181,19 @@ async def test_a_bad_tool_is_a_400_that_names_it(router, fields, param) -> None:
     assert bad.value.param == param
 
 
+@pytest.mark.parametrize(
+    "said", [{"function_call": {"name": "f", "arguments": "{}"}}, {"refusal": "No."}, {"audio": {"id": "x"}}]
+)
+async def test_what_no_template_shows_of_an_earlier_answer_is_refused_by_name(router, said) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": None, **said}, *MESSAGES]
+    with pytest.raises(openai.BadRequestError, match=f"{next(iter(said))} of an earlier answer") as bad:
+        await router.openai.chat.completions.create(model="tiny", messages=messages)
+    assert bad.value.param == "messages[1]"
+    absent = dict.fromkeys(said) | {"role": "assistant", "content": "So."}
+    answer = await router.openai.chat.completions.create(model="tiny", messages=[*MESSAGES, absent, *MESSAGES])
+    assert answer.choices
+
+
 async def test_a_conversation_with_calls_reaches_the_template_with_arguments_as_objects(
     start_router, fake, model_dir, tmp_path, tokenizer
 ) -> None:
