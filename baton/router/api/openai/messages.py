@@ -23,7 +23,7 @@ UNSEEN = {
     "refusal": "give what was said as content",
     "audio": "give its transcript as content",
 }
-"""Keys of an assistant's message that hold what it said and that templates don't read, with what to give instead."""
+"""Keys of an assistant's message with what it said that templates don't read, and what to give instead."""
 PER_MESSAGE = 256  # characters whose encoding costs what rendering a message or a call does
 
 
