@@ -5,17 +5,18 @@ Knows nothing of what any body means.
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, ErrorDetails
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
 
 SCHEMA_REF = "#/components/schemas/{model}"
 B = TypeVar("B", bound="Body")
-_UNION_ARMS = frozenset({"str", "int", "bool", "float", "dict", "[key]"})
+_UNION_ARMS = {"str", "int", "bool", "float", "dict", "[key]"}  # and the names of bodies, as they are declared
+_WORDS = "literal["  # how pydantic calls the arm of a union that is some words
 
 
 def _fail_fast(schema: object) -> None:
@@ -54,6 +55,11 @@ class Body(FailFastModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Notes the body's name, by which pydantic calls the arm of a union that is this body."""
+        super().__init_subclass__(**options)
+        _UNION_ARMS.add(cls.__name__)
+
 
 def body_docs(kind: type[Body]) -> Json:
     """Returns the part of an OpenAPI operation that says its body is a ``kind``; ``app.py`` adds the schema
@@ -83,10 +89,17 @@ def read_body_of(kind: type[B], fields: Json) -> B:
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False, include_context=False)[0]
+    found = error.errors(include_url=False, include_context=False)
+    first = next((one for one in found if not _is_of_words(one)), found[0])
     param = _path(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     return InvalidRequest(f"{param}: {message}" if param else message, param)
+
+
+def _is_of_words(error: ErrorDetails) -> bool:
+    """Returns whether the error is that an object is none of the words that might be given in its place."""
+    arm = error["loc"][-1] if error["loc"] else ""
+    return str(arm).startswith(_WORDS) and isinstance(error["input"], dict)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
@@ -95,6 +108,6 @@ def _path(loc: tuple[int | str, ...]) -> str:
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in _UNION_ARMS and not part.startswith(("list[", "dict[")):
+        elif part not in _UNION_ARMS and not part.startswith(("list[", "dict[", _WORDS)):
             path += f".{part}" if path else part
     return path
