@@ -5,7 +5,7 @@ Knows nothing of what any body means.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails
@@ -55,9 +55,9 @@ class Body(FailFastModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls) -> None:
         """Notes the body's name, by which pydantic calls the arm of a union that is this body."""
-        super().__init_subclass__(**options)
+        super().__init_subclass__()
         _UNION_ARMS.add(cls.__name__)
 
 
