@@ -28,6 +28,7 @@ from baton.tasks.lasting import count_failure
 
 FLUSH_S = 0.25  # seconds between two writes, so that records go out in batches
 KEPT_REQUESTS = 4096  # records in this process's ring
+KEPT_LIVE = 65_536  # records of requests that run, each of which has an end to tell; nobody serves as many at once
 KEPT_BYTES = 16 << 20  # bytes of them
 MAX_UNSENT = 4096  # records of one write to the store; what is over is dropped
 ASKED = "asked:"
@@ -94,9 +95,10 @@ class RecordObserver(Protocol):
 
 
 class DecisionLog:
-    """Keeps the decision records of this process, ``kept`` requests and ``kept_bytes`` at most.
+    """Keeps the decision records of this process: of requests that have ended, ``kept`` and ``kept_bytes`` at most,
+    and ``kept_live`` of others.
 
-    ``run`` writes them out; without it they stay live until the ring is full.
+    ``run`` writes them out; without it they stay live.
     """
 
     def __init__(
@@ -107,8 +109,9 @@ class DecisionLog:
         kept: int = KEPT_REQUESTS,
         kept_bytes: int = KEPT_BYTES,
         observer: RecordObserver | None = None,
+        kept_live: int = KEPT_LIVE,
     ) -> None:
-        self._observer = observer
+        self._observer, self._kept_live = observer, kept_live
         self._router_id, self._clock, self._store = router_id, clock, store
         self._kept, self._kept_bytes = kept, kept_bytes
         self._live: OrderedDict[str, DecisionRecord] = OrderedDict()
@@ -128,7 +131,7 @@ class DecisionLog:
         self._live[request.request_id] = record
         if self._observer is not None:
             self._observer.opened(record)
-        if len(self._live) > self._kept:
+        if len(self._live) > self._kept_live:
             self._live.popitem(last=False)
         if request.context.asked_id:
             self._aliases[_alias(request.context.tenant, request.context.asked_id)] = request.request_id

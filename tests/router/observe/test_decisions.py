@@ -135,8 +135,21 @@ async def test_the_ring_is_bounded_in_entries_and_bytes():
     assert 0 < len(small) < 6
 
 
+async def test_of_many_requests_at_once_each_is_explained_when_it_ends():
+    store = Store()
+    log = DecisionLog("r1", lambda: 0.0, store, kept=10)
+    for i in range(50):
+        decided(log, f"q{i}", over=False)
+    for record in tuple(log._live.values()):
+        record.trails[0].over = True
+        log.changed(record)
+    await log.flush()
+    assert set(store.held) == {f"q{i}" for i in range(50)}
+    assert len(log) == 10
+
+
 async def test_without_a_flush_live_records_are_bounded_too():
-    log = DecisionLog("r1", lambda: 0.0, kept=10)
+    log = DecisionLog("r1", lambda: 0.0, kept=10, kept_live=10)
     for i in range(50):
         decided(log, f"q{i}", asked=f"a{i}", over=False)
     assert len(log) == 10
