@@ -1,13 +1,14 @@
 """Our clusters beside vLLM's CPU build, through the API: four loads over HTTP, one client for all, turn about.
 
     python -m bench.peers.serving [--size 150M] [--dtype bfloat16] [--rounds 3] [--seconds 10] [--loads 0,1,2,3]
-                                  [--json FILE]
+                                  [--pace S] [--json FILE]
 
 One random checkpoint, random prompts, nothing cached, greedy answers. vLLM runs as one server and as 1P1D over
 NIXL, ours as one worker that does both and as 1P1D with lent cores. The servers of a comparison are up in one run;
 who isn't asked is idle, and NIXL's progress thread rests for a millisecond between two looks, because as shipped it
 takes a core. Where vLLM doesn't start, a row says so with its reason. FILE keeps what other kinds of machine
-measured.
+measured. ``--pace`` compares 1P1D alone, with that ``worker.pace_beside_prompts_s``: how long answers wait for
+prompts on the same cores.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> None:
     """Print the table, and write it where ``--json`` says."""
     asked, found = _arguments(), list[Row]()
     environment, model = set_up(HOME / "vllm"), checkpoint_of(HOME, asked.size)
-    for own, peer, server, targets in PAIRS:
+    for own, peer, server, targets in PAIRS if asked.pace is None else PAIRS[:1]:
         compared = list(_compare(own, peer, server, dict(targets), asked, environment, model))
         found += compared
         if asked.json:
@@ -64,7 +65,9 @@ def _compare(
         except RuntimeError as error:
             yield Row(f"{asked.size} {asked.dtype} ({own})", 0.0, "tok/s", f"{peer}: not measured, {error}")
             return
-        servers = {own: up.enter_context(serving(own, model, asked.dtype)), peer: theirs}
+        ours = serving(own, model, asked.dtype, asked.pace)
+        own += "" if asked.pace is None else f", a pace of {asked.pace:g} s"
+        servers = {own: up.enter_context(ours), peer: theirs}
         warm_up(servers)
         for load in loads:
             seen = turn_about(servers, load, asked.seconds, asked.rounds)
@@ -79,6 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--loads", default="0,1,2,3")
+    parser.add_argument("--pace", type=float)
     parser.add_argument("--json", default="")
     return parser.parse_args()
 

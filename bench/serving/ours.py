@@ -20,9 +20,13 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 @contextlib.contextmanager
-def serving(kind: str, model: Path, dtype: str) -> Iterator[Ask]:
-    """Runs the cluster of ``kind`` while entered; yields what asks it. A split one hands every prompt over."""
+def serving(kind: str, model: Path, dtype: str, pace_s: float | None = None) -> Iterator[Ask]:
+    """Runs the cluster of ``kind`` while entered; yields what asks it. A split one hands every prompt over.
+
+    ``pace_s`` is ``worker.pace_beside_prompts_s``, None for its default.
+    """
     model_of = {"model": str(model.resolve()), "model_name": MODEL, "dtype": dtype, "kv_memory_bytes": 1 << 30}
-    worker, router = model_of | PATIENT, PATIENT | ({"local_prefill_max_tokens": 0} if kind != COLOCATED else {})
-    with Fleet(cluster=KINDS[kind], worker=worker, router=router) as fleet:
+    pace: dict[str, object] = {} if pace_s is None else {"pace_beside_prompts_s": pace_s}
+    router = PATIENT | ({"local_prefill_max_tokens": 0} if kind != COLOCATED else {})
+    with Fleet(cluster=KINDS[kind], worker=model_of | PATIENT | pace, router=router) as fleet:
         yield completions(fleet.port, MODEL)
