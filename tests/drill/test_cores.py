@@ -50,6 +50,7 @@ def test_a_step_that_is_held_back_though_nobody_reads_is_seen(monkeypatch: pytes
     assert any("is held back for" in text for text in play(shared(0)).violations)
 
 
+@pytest.mark.thorough
 def test_a_step_that_is_never_held_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepPace, "holds", lambda self: False)
     assert any("beside prompts" in text for seed in range(3) for text in play(shared(seed)).violations)

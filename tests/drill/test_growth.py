@@ -57,6 +57,7 @@ class Rounds(World):
         self.grew = await grown(self._roots, serve, BOUNDS)
 
 
+@pytest.mark.thorough  # tests/router/test_growth.py, tests/worker/test_growth.py
 def test_no_container_of_a_cluster_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "WALKED", WALKED)
     monkeypatch.setattr(world, "PHASES_S", 3600.0)

@@ -54,6 +54,7 @@ def test_whole_pages_come_to_the_lead_of_two_hosts_from_one(hosts: tuple[int, ..
     assert held(on_hosts(hosts)).answered
 
 
+@pytest.mark.thorough
 def test_the_lead_gets_everything_while_its_other_host_is_out_of_reach(seen: Counter[str]) -> None:
     cuts = (
         Fault("cut", 0.0, f"prefill-{i}{to}", f"decode-{j}{FAR}", 20.0)
@@ -81,6 +82,7 @@ def test_many_seeds_draw_faults_at_the_other_hosts_of_workers_that_are_at_a_requ
     assert any(fault.kind == "host_dies" for one in drawn for fault in one.faults)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("to", [FAR, later(PEER + FAR)])
 def test_a_cut_at_a_request_meets_its_workers_hosts(to: str) -> None:
     cut = Fault("cut", 0.0, "decode-0", to, 3.0, aim="receiving", request=0)

@@ -11,6 +11,7 @@ from baton.drill.run import play
 from baton.drill.scenario import TWICE, Fault, Request, Scenario
 from baton.protos.nouns import Sampling
 from tests.drill.test_roles import QUIET
+from tests.kernels.thorough import first_now
 
 LONG = Sampling(temperature=0.0, max_tokens=100, ignore_eos=True)
 
@@ -64,7 +65,7 @@ def test_a_ratio_that_operators_ask_for_by_rest_is_pinned_and_stays(monkeypatch:
     assert [line for line in verdict.lines if "is held" in line], verdict.lines
 
 
-@pytest.mark.parametrize("first", ["drain", "role"])
+@pytest.mark.parametrize("first", first_now(["drain", "role"]))
 def test_a_worker_that_is_drained_as_it_changes_its_role_stays_drained_until_it_leaves(first: str) -> None:
     at = {"drain": 1.0, "role": 1.0} | {first: 0.95}
     faults = Fault("drain", at["drain"], "prefill-0", seconds=1.0), Fault("role", at["role"], "prefill-0")

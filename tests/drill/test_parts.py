@@ -68,6 +68,7 @@ def test_drafts_stand_chats_call_tools_and_pages_are_converted(monkeypatch: pyte
     assert all(seen[what] for what in wanted), seen
 
 
+@pytest.mark.thorough  # `make new-seeds` draws such workers
 def test_kv_of_floats_is_handed_over_in_several_dtypes_and_codecs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, encode, convert = set[str](), bridge.encode, bridge.from_float32
 
@@ -118,6 +119,7 @@ def test_kv_that_was_coded_is_seen_by_who_takes_in_nothing_coded(taken: str, tol
     assert len(set(said)) == told
 
 
+@pytest.mark.thorough  # `make new-seeds` draws such models
 def test_prompts_ends_select_what_answers_see(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, original = list[int](), PromptSelection.chosen
 
@@ -145,6 +147,7 @@ def test_what_a_selection_sees_is_told_by_hand() -> None:
     assert seen(rows[:64], 64, Sight(selected="snapkv:48,window:32")) == [*range(64)]
 
 
+@pytest.mark.thorough  # `make new-seeds` draws such models
 def test_recurrent_states_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     landed, original = list[int](), SequenceStates.landed
 

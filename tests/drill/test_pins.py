@@ -28,6 +28,7 @@ def told(scenario: Scenario) -> tuple[Verdict, list[str]]:
     return verdict, [line.split(maxsplit=1)[1] for line in verdict.lines if " pinner" in line]
 
 
+@pytest.mark.thorough  # tests/worker/cache/test_pins.py
 def test_a_pinned_prefix_stays_while_other_prompts_pass_and_goes_as_it_is_let_go() -> None:
     verdict, said = told(pinned(PrefixPin(0.1, PREFIX, 90.0, workers=2), PrefixPin(0.2, PREFIX[::-1], 1.0)))
     assert verdict.held, verdict.violations

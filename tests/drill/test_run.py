@@ -58,6 +58,7 @@ def test_every_invariant_holds_under_faults_of_every_kind(seed: int) -> None:
     assert verdict.answered + verdict.failed + verdict.cancelled > 0
 
 
+@pytest.mark.thorough  # `make new-seeds` plays controllers
 def test_a_controller_turns_workers_and_every_invariant_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     turned: list[str] = []
     move = RoleControl.move
