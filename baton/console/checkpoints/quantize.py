@@ -142,9 +142,8 @@ def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, o
         task = progress.add_task(f"{recipe.method}, layers", total=None)
         quantize(source, recipe, text, out, lambda done, of: progress.update(task, completed=done, total=of))
     plain, made = (_gigabytes(folder) for folder in (source.directory, out))
-    console.print(
-        f"{out}: {made:.3g} GB of {plain:.3g} GB. Judge it: baton evaluate {out} --against {source.directory}"
-    )
+    judge = f"baton evaluate {out} --against {source.directory}"
+    console.print(f"{out}: {made:.3g} GB of {plain:.3g} GB. Judge it: {judge}", soft_wrap=True, markup=False)
     return 0
 
 

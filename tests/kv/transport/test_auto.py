@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import stat
 import time
@@ -270,6 +271,17 @@ async def test_a_receiver_that_never_answers_ends_the_preflight() -> None:
         await preflight.measure(transport, address, memory, time.perf_counter, timeout_s=0.2)
     await transport.close()
     silent.close()
+
+
+async def test_a_machine_that_was_busy_at_first_makes_no_link_infinitely_fast(house: House) -> None:
+    small, one, four, again = 3 * [0, 5e-3], [0, 3e-4, 0], 3 * [0, 8e-4], 3 * [0, 1e-4]
+    ticks = itertools.accumulate([*small, *one, *four, *again])
+    memory = preflight.probe_memory()
+    transport = shm.ShmTransport(memory)
+    found = await preflight.measure(transport, house.addresses["shm"], memory, lambda: next(ticks))
+    await transport.close()
+    assert found.fixed_s == pytest.approx(1e-4)
+    assert found.bytes_per_s == pytest.approx(4 * 2**20 / 7e-4)
 
 
 async def test_strangers_at_the_data_ports_get_nothing(house: House) -> None:
