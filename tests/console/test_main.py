@@ -153,3 +153,14 @@ def test_a_price_of_an_accelerator_that_cannot_be_is_refused_by_size(price: str,
 def test_an_error_quotes_what_was_given_as_it_is() -> None:
     done = run(app, ["sim", "--trace", "a:b:[c].jsonl", "--profile", "zero"])
     assert "can't read the trace a:b:[c].jsonl" in done.stderr
+
+
+def test_a_worker_alone_is_refused_before_its_weights_are_loaded_where_its_draft_model_is_not_there(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "baton.toml").write_text(
+        "[redis]\nurl = 'redis://127.0.0.1:1'\n[worker]\nspeculation = 'draft:/no'\n"
+    )
+    done = run(app, ["worker", "--role", "decode", "--slot", "x", "--config", str(tmp_path / "baton.toml")])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: worker.speculation: /no: no such directory")

@@ -19,10 +19,10 @@ from rich.markup import escape
 from baton.cluster.config import BatonConfig, load_config
 from baton.console.setup.certs import ensure
 from baton.console.setup.check import names_of, profile_of
+from baton.console.setup.findings import require_none_failed
 from baton.console.setup.places import keys_of, places_of
 from baton.engine.backends.cuda.gpu import Probe, probe, require, resolved_device
 from baton.launch.local import LocalCluster
-from baton.protos.errors import ConfigError
 from baton.router.text.encoder_style import EncoderStyle, encoder_style
 
 INTERRUPTED = 130  # exit status of a shell command that SIGINT ended: 128 + 2
@@ -66,10 +66,7 @@ def require_known(config: BatonConfig) -> None:
     that drafts), before anything is started.
     """
     places = [] if config.ray.address else places_of(config)  # workers' machines are others then
-    for found in (*names_of(config), *profile_of(config), *keys_of(config), *places):
-        if found.state == "fail":
-            remedy = f"; {found.remedy}" if found.remedy else ""
-            raise ConfigError(f"{found.subject}: {found.what}{remedy}", found.subject)
+    require_none_failed((*names_of(config), *profile_of(config), *keys_of(config), *places))
 
 
 def one_worker_for_an_encoder(config: BatonConfig) -> BatonConfig:

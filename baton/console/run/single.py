@@ -47,12 +47,20 @@ def register(app: typer.Typer, guarded: Guard) -> None:
     ) -> None:
         """Run one worker alone, as a pod does; SIGTERM drains it."""
         from baton.cluster.config import load_config
+        from baton.console.setup.findings import require_none_failed
+        from baton.console.setup.places import places_of_worker
+        from baton.launch.plans import config_of
         from baton.launch.single import run_worker
+
+        def run() -> int:
+            found = load_config(config, flags)
+            require_none_failed(places_of_worker(config_of(found, slot, role).worker))  # before weights are loaded
+            run_worker(found, role, slot)
 
         if role not in ROLES:
             raise typer.BadParameter(f"--role {role}: choose of {', '.join(ROLES)}")
         flags: dict[str, dict[str, object]] = {"worker": {"host": host, "port": port}, "redis": {"url": redis}}
-        raise typer.Exit(guarded(lambda: run_worker(load_config(config, flags), role, slot)))
+        raise typer.Exit(guarded(run))
 
     @app.command()
     def ranks(

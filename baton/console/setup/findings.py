@@ -5,14 +5,14 @@ Knows nothing of what was checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, ConfigError
 
 State = Literal["ok", "warn", "fail", "skip"]
 MARKS = {"ok": "[green]ok[/]  ", "warn": "[yellow]warn[/]", "fail": "[bold red]fail[/]", "skip": "[dim]skip[/]"}
@@ -44,6 +44,14 @@ def tried(key: str, check: Callable[[], object]) -> Finding:
 def remedy_of(error: BatonError) -> str:
     """Returns the remedy for an error; "" if its message has one: those of ours end with it."""
     return "" if ":" in error.message or ";" in error.message else "docs/configuration.md has every key"
+
+
+def require_none_failed(findings: Iterable[Finding]) -> None:
+    """Raises ConfigError for the first of ``findings`` that failed, with its remedy."""
+    for found in findings:
+        if found.state == "fail":
+            remedy = f"; {found.remedy}" if found.remedy else ""
+            raise ConfigError(f"{found.subject}: {found.what}{remedy}", found.subject)
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -58,11 +58,15 @@ def places_of(config: BatonConfig) -> list[Finding]:
     cached blocks, the key of ranks, the trace. None is of what isn't named.
     """
     workers = [config_of(config, slot, role).worker for slot, role in slots_of(config)] or [config.worker]
-    checks = {(key, path): check for worker in workers for key, path, check in _of_worker(worker)}
-    if config.router.trace_file:
-        checks["router.trace_file", config.router.trace_file] = _takes_file
-    found = [tried(key, partial(check, path)) for (key, path), check in checks.items()]
-    return [*found, *_root(config.adapters.root)]
+    found = [finding for worker in workers for finding in places_of_worker(worker)]
+    if path := config.router.trace_file:
+        found.append(tried("router.trace_file", partial(_takes_file, path)))
+    return [*dict.fromkeys(found), *_root(config.adapters.root)]
+
+
+def places_of_worker(worker: WorkerConfig) -> list[Finding]:
+    """Returns findings on what a worker with these settings will read or write here."""
+    return [tried(key, partial(check, path)) for key, path, check in _of_worker(worker)]
 
 
 def _root(path: str) -> list[Finding]:
