@@ -39,7 +39,10 @@ def run_router(config: BatonConfig) -> int:
     files = RunFiles(choose_root(config))
     files.config.touch(mode=0o600)
     files.config.write_text(config.model_dump_json(indent=1))  # for router.processes beyond the first
-    return router_host.run(config, files.config)
+    try:
+        return router_host.run(config, files.config)
+    finally:
+        files.config.unlink(missing_ok=True)  # by which commands know that a cluster runs here
 
 
 def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:

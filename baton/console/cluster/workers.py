@@ -102,16 +102,21 @@ def local_config(folder: Path) -> BatonConfig:
 
 
 def _running(files: Sequence[Path]) -> dict[str, BatonConfig]:
-    """Run directory -> config of those whose Redis answers."""
-    found = {}
+    """Run directory -> config of those whose Redis answers; of several of one cluster, the latest.
+
+    A router that was killed leaves its directory, and one that couldn't start may.
+    """
+    found = dict[tuple[str, str], tuple[float, str, BatonConfig]]()
     for path in files:
         try:
-            config = BatonConfig.model_validate_json(path.read_bytes())
+            since, config = path.stat().st_mtime, BatonConfig.model_validate_json(path.read_bytes())
             check_redis(config.redis.url)
         except (OSError, pydantic.ValidationError, ConfigError):
             continue  # of a run that is over
-        found[str(path.parent)] = config
-    return found
+        cluster = config.redis.url, config.cluster.namespace
+        if cluster not in found or found[cluster][0] < since:
+            found[cluster] = since, str(path.parent), config
+    return {run_dir: config for _, run_dir, config in found.values()}
 
 
 def _described(config: BatonConfig) -> str:

@@ -1,5 +1,6 @@
 """Tests what `baton workers` says of each worker's version."""
 
+import os
 import tempfile
 from io import StringIO
 from pathlib import Path
@@ -8,11 +9,20 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from baton.cluster.config import BatonConfig, ClusterConfig, RedisConfig
+from baton.cluster.config import BatonConfig, ClusterConfig, RedisConfig, RouterConfig, WorkerConfig
 from baton.cluster.membership import WorkerEntry
 from baton.console.cluster.ranks import widths_in_words
-from baton.console.cluster.workers import RUN_DIR, hosts_table, meeting_place, show_workers, table, version_of
+from baton.console.cluster.workers import (
+    RUN_DIR,
+    hosts_table,
+    local_config,
+    meeting_place,
+    show_workers,
+    table,
+    version_of,
+)
 from baton.launch.redis_server import RedisServer
+from baton.launch.single import run_router
 from baton.protos.errors import ConfigError, NoWorker
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import KvLayout, WorkerInfo
@@ -133,3 +143,30 @@ def test_several_clusters_on_a_machine_are_listed_and_none_is_picked_in_silence(
     monkeypatch.setenv(RUN_DIR, str(tmp_path / "baton-over"))
     with pytest.raises(ConfigError, match=r"no cluster runs in .*baton-over"):
         meeting_place(None, "")
+
+
+def test_what_a_killed_router_of_a_cluster_left_is_no_second_cluster(tmp_path, monkeypatch, server) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv(RUN_DIR, raising=False)
+    for port, age in ((8000, 0), (8100, 100)):
+        file = tmp_path / f"baton-{port}" / "config.json"
+        file.parent.mkdir()
+        config = BatonConfig(redis=RedisConfig(url=server.url), router=RouterConfig(port=port))
+        file.write_text(config.model_dump_json())
+        os.utime(file, (1e9 - age, 1e9 - age))
+    assert local_config(tmp_path).router.port == 8000, "the latest"
+
+
+def test_a_router_that_could_not_start_leaves_no_sign_of_a_running_cluster(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> int:
+        raise ConfigError("no keys", "router.keys_file")
+
+    monkeypatch.setattr("baton.router_host.main.run", refuse)
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
+        config = BatonConfig(
+            redis=RedisConfig(url="unix:///nowhere"), cluster=ClusterConfig(run_dir=folder),
+            worker=WorkerConfig(device="paced:zero"),
+        )  # fmt: skip
+        with pytest.raises(ConfigError, match="no keys"):
+            run_router(config)
+        assert not Path(folder, "config.json").exists()
