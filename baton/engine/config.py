@@ -112,7 +112,12 @@ class EngineConfig(msgspec.Struct, frozen=True):
         asked = self.max_model_len
         if asked is not None and self.is_draft:
             return min(asked, most)
-        if asked is not None and asked > most:
-            text = f"max_model_len is {asked}, and the model was made for contexts of {most} tokens: lower it, or"
-            raise ConfigError(f"{text} give its config.json a rope_scaling that lengthens them", "max_model_len")
+        require_context(asked or 0, most)
         return asked or usual
+
+
+def require_context(asked: int, most: int) -> None:
+    """Raises ConfigError if ``asked`` tokens of context are more than ``most``, which the model was made for."""
+    if asked > most:
+        text = f"max_model_len is {asked}, and the model was made for contexts of {most} tokens: lower it, or"
+        raise ConfigError(f"{text} give its config.json a rope_scaling that lengthens them", "max_model_len")

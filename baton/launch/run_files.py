@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from baton.cluster.config import BatonConfig
+from baton.process.output_files import unwritable
 from baton.protos.errors import ConfigError
 
 CLAIM = "claim"  # the file that a run locks in its folder
@@ -22,7 +23,7 @@ MAX_PATH = 38  # characters of a run's folder, because Ray's sockets add 65 and 
 def choose_root(config: BatonConfig) -> Path:
     """Returns ``cluster.run_dir``, or else a new temporary folder.
 
-    Raises ConfigError if its path is too long for Ray's sockets.
+    Raises ConfigError if its path is too long for Ray's sockets, or can't be written.
     """
     chosen = config.cluster.run_dir
     root = Path(chosen).resolve() if chosen else Path(tempfile.mkdtemp(prefix="baton-"))
@@ -32,6 +33,8 @@ def choose_root(config: BatonConfig) -> Path:
             "inside: choose a shorter one (or a shorter TMPDIR)",
             "cluster.run_dir",
         )
+    if why := unwritable(root):
+        raise ConfigError(f"cluster.run_dir {root}: {why}: name another folder (--run-dir)", "cluster.run_dir")
     return root
 
 

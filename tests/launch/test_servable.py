@@ -72,3 +72,9 @@ def test_ranks_on_cards_share_columns_alone(tmp_path: Path) -> None:
     experts = make(tmp_path, "mixtral", tokenizer=True)
     with pytest.raises(ConfigError, match="tp is 2: layers of experts run on one card; use 1, or device cpu"):
         asked(model=str(experts), device="cuda", tp="2")
+
+
+def test_a_context_longer_than_the_models_is_refused() -> None:
+    assert asked(max_model_len="2048") == str(DEMO)
+    with pytest.raises(ConfigError, match="max_model_len is 4096, and the model was made for contexts of 2048"):
+        asked(max_model_len="4096")

@@ -20,7 +20,7 @@ from baton.engine.adapters.directory import opened
 from baton.engine.backends.ranks.hosts.control import read_key
 from baton.engine.checkpoints.hub import known_place
 from baton.engine.speculate.names import model_of, speculator_names
-from baton.launch.plans import config_of, slots_of
+from baton.launch.servable import workers_of
 from baton.process.output_files import unwritable
 from baton.protos.errors import ConfigError
 
@@ -57,8 +57,7 @@ def places_of(config: BatonConfig) -> list[Finding]:
     """Returns findings on what workers and router will read or write here: adapters, models that draft, tiers of
     cached blocks, the key of ranks, the trace. None is of what isn't named.
     """
-    workers = [config_of(config, slot, role).worker for slot, role in slots_of(config)] or [config.worker]
-    found = [finding for worker in workers for finding in places_of_worker(worker)]
+    found = [finding for worker in workers_of(config) for finding in places_of_worker(worker)]
     if path := config.router.trace_file:
         found.append(tried("router.trace_file", partial(_takes_file, path)))
     return [*dict.fromkeys(found), *_root(config.adapters.root)]
