@@ -60,8 +60,14 @@ class RouterEndpoint(msgspec.Struct, frozen=True):
         except urllib.error.HTTPError as error:
             raise refusal(error) from None
         except http.client.HTTPException:
-            raise ConfigError(f"what answers at {self.url} speaks no HTTP/1.1; {self.remedy}", "url") from None
+            https = ", or https:// where it speaks TLS" if self.url.startswith("http://") else ""
+            text = f"what answers at {self.url} speaks no HTTP/1.1; {self.remedy}{https}"
+            raise ConfigError(text, "url") from None
         except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                text = f"the certificate of {self.url} isn't trusted ({reason.verify_message})"
+                raise ConfigError(f"{text}; name its CA: SSL_CERT_FILE=certs/ca.crt", "url") from None
             raise ConfigError(f"no router answers at {self.url} ({error}); {self.remedy}", "url") from None
 
 

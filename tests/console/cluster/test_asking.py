@@ -1,9 +1,11 @@
 """A command's call of a router: answers as they are, refusals as the errors that they stand for."""
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from baton.protos.errors import (
     Unauthenticated,
     Unavailable,
 )
+from baton.tls.authority import Authority
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -62,6 +65,19 @@ def url() -> Iterator[str]:
 def test_a_port_that_speaks_something_else_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match=f"what answers at {url} speaks no HTTP/1.1; pass --url"):
         RouterEndpoint(url).call("GET", "/raw")
+
+
+def test_a_router_whose_ca_is_not_known_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    Authority(tmp_path, "baton.internal").make(roles=("router",))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "router.crt", tmp_path / "router.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        serving = threading.Thread(target=server.handle_request)
+        serving.start()
+        with pytest.raises(ConfigError, match=r"isn't trusted \(.*SSL_CERT_FILE=certs/ca.crt"):
+            RouterEndpoint(f"https://127.0.0.1:{server.server_port}").call("GET", "/echo")
+        serving.join()
 
 
 def test_method_key_and_body_arrive(url: str) -> None:
