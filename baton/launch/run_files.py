@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TextIO
 
 from baton.cluster.config import BatonConfig
-from baton.process.output_files import unwritable
 from baton.protos.errors import ConfigError
 
 CLAIM = "claim"  # the file that a run locks in its folder
@@ -23,7 +22,7 @@ MAX_PATH = 38  # characters of a run's folder, because Ray's sockets add 65 and 
 def choose_root(config: BatonConfig) -> Path:
     """Returns ``cluster.run_dir``, or else a new temporary folder.
 
-    Raises ConfigError if its path is too long for Ray's sockets, or can't be written.
+    Raises ConfigError if its path is too long for Ray's sockets.
     """
     chosen = config.cluster.run_dir
     root = Path(chosen).resolve() if chosen else Path(tempfile.mkdtemp(prefix="baton-"))
@@ -33,8 +32,6 @@ def choose_root(config: BatonConfig) -> Path:
             "inside: choose a shorter one (or a shorter TMPDIR)",
             "cluster.run_dir",
         )
-    if why := unwritable(root):
-        raise ConfigError(f"cluster.run_dir {root}: {why}: name another folder (--run-dir)", "cluster.run_dir")
     return root
 
 
@@ -42,7 +39,8 @@ class RunFiles:
     """Holds the paths of a run's files and folders under ``root``, and creates the folders.
 
     ``alone`` claims the folder until ``tidy`` or the process's end; ConfigError is raised where another process has
-    claimed it. Whoever comes after one that was killed may have it, and finds its workers.
+    claimed it. Whoever comes after one that was killed may have it, and finds its workers. ConfigError is raised as
+    well where the folder can't be made.
     """
 
     def __init__(self, root: Path, alone: bool = False) -> None:
@@ -54,9 +52,9 @@ class RunFiles:
         self.ray = self.root / "ray"
         self.config = self.root / "config.json"
         self.placement = self.root / "placement.json"
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # specs may hold a password of Redis
+        _make(self.root)
         for folder in (self.redis, self.slots, self.logs, self.ray):
-            folder.mkdir(exist_ok=True)
+            _make(folder)
         (self.slots / "closed").unlink(missing_ok=True)
 
     def tidy(self) -> None:
@@ -70,11 +68,19 @@ class RunFiles:
             self._claim.close()
 
 
+def _make(root: Path) -> None:
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)  # specs may hold a password of Redis
+    except OSError as error:
+        text = f"cluster.run_dir {root} can't be made ({error.strerror}): name another folder (--run-dir)"
+        raise ConfigError(text, "cluster.run_dir") from None
+
+
 def _claimed(root: Path) -> TextIO:
     """Returns the open, locked file that claims ``root``; it holds our pid. Raises ConfigError if another process
     has it.
     """
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(root)
     path = root / CLAIM
     file = path.open("a+")
     try:

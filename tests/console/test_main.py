@@ -30,7 +30,7 @@ def test_the_version_is_printed() -> None:
         (["--policy", "foo"], "router.policy: no routing policy 'foo'; choose one of cost"),
         (["--speculation", "suffix+nope"], "worker.speculation: speculation 'nope' isn't known; choose from none"),
         (["--speculation", "draft:/nope"], "worker.speculation: /nope: no such directory"),
-        (["--run-dir", "/proc/nope"], "cluster.run_dir /proc/nope: "),
+        (["--run-dir", "/proc/nope"], "cluster.run_dir /proc/nope can't be made ("),
         (["--device", "paced:nope"], "worker.device: paced profile 'nope' is unknown; choose one of"),
         (
             ["--keys", "/nowhere.json"],
