@@ -135,6 +135,7 @@ def worker_spec(
     check_secured(check_name(config.worker.kv_transport), tls)
     settings = config.worker.model_dump(exclude={"model", "threads"})
     settings["speculation"] = placed(config.worker.speculation)
+    settings["cache_dir"] = os.path.expanduser(config.worker.cache_dir)
     settings["pace_beside_prompts_s"] = pace_of(config)
     return WorkerSpec.of(
         slot,

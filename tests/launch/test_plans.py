@@ -139,6 +139,15 @@ def test_an_unknown_speculation_is_refused_before_anything_starts(tmp_path: Path
             worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
 
 
+def test_weights_are_packed_in_the_home_that_the_setting_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = config(worker={"device": "paced:zero", "cache_dir": "~/packed"})
+    plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
+    assert load_spec(plans[0].spec).engine.cache_dir == f"{tmp_path}/packed"
+
+
 def test_adapters_and_their_limits_reach_each_worker(tmp_path: Path) -> None:
     settings = config(worker={"adapters": {"sql": "/adapters/sql"}}, adapters={"root": "/adapters", "max_rank": 32})
     plan, *_ = worker_plans(settings, "m", "", tmp_path, tmp_path)

@@ -32,12 +32,16 @@ class Finding(msgspec.Struct, frozen=True):
 
 def tried(key: str, check: Callable[[], object]) -> Finding:
     """Returns the finding of ``check``, which returns what it saw (a string, else it is just known) or raises
-    BatonError.
+    BatonError; OSError or RuntimeError where a place can't be looked at, or is in the home of no user.
     """
     try:
         found = check()
     except BatonError as error:
         return Finding(key, "fail", error.message, remedy_of(error))
+    except OSError as error:
+        return Finding(key, "fail", f"{error.filename}: {error.strerror}")
+    except RuntimeError as error:  # pathlib's, of "~NAME"
+        return Finding(key, "fail", f"{error}")
     return Finding(key, "ok", found if isinstance(found, str) else "known")
 
 

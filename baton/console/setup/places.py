@@ -39,10 +39,11 @@ def files_of(config: BatonConfig) -> list[Finding]:
     }
     found = []
     for key, path in named.items():
-        if path and os.access(Path(path).expanduser(), os.R_OK):
+        where = os.path.expanduser(path)
+        if path and os.access(where, os.R_OK):
             found.append(Finding(key, "ok", path))
         elif path:
-            what = "can't be read" if Path(path).expanduser().exists() else "no such file"
+            what = "can't be read" if os.path.exists(where) else "no such file"
             remedy = "`baton keys add TENANT` makes one" if key == "router.keys_file" else "`baton certs make DIR`"
             found.append(Finding(key, "fail", f"{path}: {what}", remedy))
     return found
@@ -59,7 +60,8 @@ def places_of(config: BatonConfig) -> list[Finding]:
     """
     found = [finding for worker in workers_of(config) for finding in places_of_worker(worker)]
     if path := config.router.trace_file:
-        found.append(tried("router.trace_file", partial(_takes_file, path)))
+        takes = _takes_file if config.router.processes == 1 else _takes_new_file  # of several each has its own
+        found.append(tried("router.trace_file", partial(takes, path)))
     return [*dict.fromkeys(found), *_root(config.adapters.root)]
 
 
@@ -112,10 +114,16 @@ def _is_key(path: str) -> str:
 
 
 def _takes_file(path: str) -> str:
-    folder = Path(path).parent
-    if Path(path).is_dir() or not folder.is_dir():
+    """Returns ``path`` if it can be written: a new file, or what is there, also a pipe or a device."""
+    there = Path(path).expanduser()
+    return path if there.exists() and not there.is_dir() and os.access(there, os.W_OK) else _takes_new_file(path)
+
+
+def _takes_new_file(path: str) -> str:
+    file = Path(path).expanduser()
+    if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"{path}: it must be a file in a folder that is there", "path")
-    return _takes_files(str(folder)) and path
+    return _takes_files(str(file.parent)) and path
 
 
 def _takes_files(path: str) -> str:

@@ -70,7 +70,7 @@ def _recorder(
     """Returns the recorder of this router process, which writes a file of its own."""
     if not config.trace_file:
         return None
-    path = Path(config.trace_file)
+    path = Path(config.trace_file).expanduser()
     if config.processes > 1:
         path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
     return TraceRecorder(str(path), config.trace_file_bytes, wall_clock, entropy)

@@ -134,10 +134,16 @@ class DecisionLog:
         if len(self._live) > self._kept_live:
             self._live.popitem(last=False)
         if request.context.asked_id:
-            self._aliases[_alias(request.context.tenant, request.context.asked_id)] = request.request_id
-            if len(self._aliases) > self._kept:
-                self._aliases.popitem(last=False)
+            self._named(_alias(request.context.tenant, request.context.asked_id), request.request_id)
         return record
+
+    def _named(self, alias: str, request_id: str) -> None:
+        """Notes a caller's name of a request, and drops the oldest ones of requests that have ended."""
+        self._aliases[alias] = request_id
+        while len(self._aliases) > self._kept + len(self._live):
+            oldest, of = self._aliases.popitem(last=False)
+            if of in self._live:
+                self._aliases[oldest] = of
 
     def writer(self, record: DecisionRecord, choice: int, summary: ChoiceSummary) -> TrailWriter:
         """Adds a choice to a record and returns the writer of its trail."""

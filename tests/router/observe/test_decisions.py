@@ -153,7 +153,20 @@ async def test_without_a_flush_live_records_are_bounded_too():
     for i in range(50):
         decided(log, f"q{i}", asked=f"a{i}", over=False)
     assert len(log) == 10
-    assert len(log._aliases) == 10
+    assert len(log._aliases) <= 20
+
+
+async def test_a_request_that_runs_is_found_by_its_callers_name_however_many_have_come_since():
+    log = DecisionLog("r1", lambda: 0.0, kept=10)
+    for i in range(50):
+        decided(log, f"q{i}", asked=f"a{i}", over=i >= 20)
+    await log.flush()
+    for i in range(50, 100):
+        decided(log, f"q{i}", asked=f"a{i}")
+        await log.flush()
+    assert (await found(log, "a0"))["state"] == "running"
+    assert await log.find("a60") is None
+    assert len(log._aliases) <= 20 + 10 + 1
 
 
 async def test_any_router_answers_for_any_other():

@@ -168,7 +168,7 @@ class ConversationMessage(FailFastModel):
         if self.content is None and self.role != "assistant":
             raise ValueError(f"content is missing: a message of role {self.role} has a string or text parts")
         for name, remedy in UNSEEN.items() if self.role == "assistant" else ():
-            if (self.model_extra or {}).get(name) is not None:
+            if (self.model_extra or {}).get(name):
                 raise ValueError(f"{name} of an earlier answer is not shown to the model: {remedy}")
         return self
 

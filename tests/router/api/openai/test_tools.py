@@ -192,9 +192,10 @@ async def test_what_no_template_shows_of_an_earlier_answer_is_refused_by_name(ro
     with pytest.raises(openai.BadRequestError, match=f"{next(iter(said))} of an earlier answer") as bad:
         await router.openai.chat.completions.create(model="tiny", messages=messages)
     assert bad.value.param == "messages[1]"
-    absent = dict.fromkeys(said) | {"role": "assistant", "content": "So."}
-    answer = await router.openai.chat.completions.create(model="tiny", messages=[*MESSAGES, absent, *MESSAGES])
-    assert answer.choices
+    for nothing in (None, type(next(iter(said.values())))()):
+        absent = dict.fromkeys(said, nothing) | {"role": "assistant", "content": "So."}
+        answer = await router.openai.chat.completions.create(model="tiny", messages=[*MESSAGES, absent, *MESSAGES])
+        assert answer.choices
 
 
 async def test_a_conversation_with_calls_reaches_the_template_with_arguments_as_objects(

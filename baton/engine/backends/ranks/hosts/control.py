@@ -103,7 +103,7 @@ def read_key(path: str) -> bytes:
     if not path:
         return b""
     try:
-        found = Path(path).read_bytes().strip()
+        found = Path(os.path.expanduser(path)).read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"{KEY_FIELD} {path}: {error.strerror}", KEY_FIELD) from None
     if len(found) < 16:
