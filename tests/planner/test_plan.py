@@ -239,7 +239,7 @@ def test_what_would_change_the_answer_is_what_is_short() -> None:
 
 def test_colocated_workers_are_not_said_to_want_fewer_prefill_workers(trace: Trace) -> None:
     costs, slo = worker_costs("roofline:llama-3-8b@h100"), Slo(2.0, 0.05)
-    scenario = ClusterScenario(SimSettings(0, 2), costs, costs, trace)
+    scenario = ClusterScenario(SimSettings(0, 2), costs, costs, trace.between(0, 30))
     made = plan(*sweep(2, scenario, slo), scenario, slo, 0.9, CLASSES)
     assert (made.chosen.prefill, made.met) == (0, False)
     assert made.advice[-1] in (
