@@ -16,6 +16,7 @@ from baton.protos.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.api.errors import error_json
 from baton.router.api.large import offload_if, parsed, require_light
+from baton.router.api.openai.embeddings import EmbeddingsBody, embedded
 from baton.router.api.openai.prepared_call import NO_HEADERS, PreparedCall, chat_call, completion_call, full_answer
 from baton.router.api.openai.schemas import ChatBody, CompletionBody
 from baton.router.api.responses.routes import responses_call
@@ -25,12 +26,13 @@ MAX_LINES = 50_000  # requests of one file, as OpenAI has it
 INLINE_LINES = 1000  # sorted by model on the loop, which takes a millisecond
 MAX_TOLD = 20  # errors of a bad file that are told
 MOST_SAID = 500  # characters of an error, which may quote what a line holds
-LineBody = ChatBody | CompletionBody | ResponsesBody
-CALLS: dict[str, tuple[type[LineBody], Callable[..., Awaitable[PreparedCall]]]] = {
+GeneratedBody = ChatBody | CompletionBody | ResponsesBody
+GENERATED: dict[str, tuple[type[GeneratedBody], Callable[..., Awaitable[PreparedCall]]]] = {
     "/v1/chat/completions": (ChatBody, chat_call),
     "/v1/completions": (CompletionBody, completion_call),
     "/v1/responses": (ResponsesBody, responses_call),
 }
+EMBEDDED = "/v1/embeddings"
 
 
 class BatchLine(msgspec.Struct, frozen=True):
@@ -94,13 +96,8 @@ async def answer_line(service: GenerationService, line: BatchLine, request_id: s
 
     Raises errors that may pass if tried again later (Overloaded, Unavailable, QuotaExceeded).
     """
-    kind, prepare = CALLS[line.url]
     try:
-        body = await parsed(kind, orjson.dumps(line.body))
-        if body.stream:
-            raise InvalidRequest("stream is not possible in a batch: leave it out", "stream")
-        content, _ = await full_answer(service, await prepare(service, NO_HEADERS, body))
-        status = 200
+        content, status = await _content(service, line), 200
     except BatonError as error:
         if error.retryable or isinstance(error, QuotaExceeded):
             raise
@@ -108,6 +105,20 @@ async def answer_line(service: GenerationService, line: BatchLine, request_id: s
     response = {"status_code": status, "request_id": request_id, "body": content}
     answer = {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": response, "error": None}
     return answer, status == 200
+
+
+async def _content(service: GenerationService, line: BatchLine) -> Json | orjson.Fragment:
+    """Returns the body of the answer to ``line``, as its endpoint words it."""
+    raw = orjson.dumps(line.body)
+    if line.url == EMBEDDED:
+        written, _ = await embedded(service, NO_HEADERS, await parsed(EmbeddingsBody, raw))
+        return orjson.Fragment(written)
+    kind, prepare = GENERATED[line.url]
+    body = await parsed(kind, raw)
+    if body.stream:
+        raise InvalidRequest("stream is not possible in a batch: leave it out", "stream")
+    content, _ = await full_answer(service, await prepare(service, NO_HEADERS, body))
+    return content
 
 
 def _line(raw: bytes, endpoint: str, seen: set[str], number: int) -> BatchLine:

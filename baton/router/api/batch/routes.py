@@ -58,7 +58,7 @@ class BatchBody(RequestBody):
     surface: ClassVar[str] = "batches"
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Literal["24h"]
     metadata: dict[MetadataKey, MetadataValue] | None = Field(default=None, max_length=16)
 

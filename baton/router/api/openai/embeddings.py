@@ -27,7 +27,7 @@ from baton.router.api.body import body_docs
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.large import offload_if, parsed
 from baton.router.api.limits import read_body
-from baton.router.api.openai.prepared_call import ROUTE_HEADER, TIMEOUT_HEADER, route_header, timeout_s
+from baton.router.api.openai.prepared_call import ROUTE_HEADER, Headers, route_header, timeout_s
 from baton.router.api.openai.schemas import Prompts
 from baton.router.api.openai.truncation import TruncatedBody, all_ids
 from baton.router.api.request_body import ignored_header
@@ -70,12 +70,20 @@ def embeddings_routes(service: GenerationService) -> APIRouter:
     @routes.post("/v1/embeddings", openapi_extra=body_docs(EmbeddingsBody))
     async def embeddings(request: Request) -> Response:
         body = await parsed(EmbeddingsBody, await read_body(request, service.limits.max_body_bytes))
-        return await until_disconnect(request.receive, _embeddings(service, request, body))
+        content, told = await until_disconnect(request.receive, embedded(service, request.headers, body))
+        return Response(content, headers=told, media_type="application/json")
 
     return routes
 
 
-async def _embeddings(service: GenerationService, request: Request, body: EmbeddingsBody) -> Response:
+async def embedded(
+    service: GenerationService, headers: Headers, body: EmbeddingsBody
+) -> tuple[bytes, dict[str, str]]:
+    """Returns the answer to a call of ``/v1/embeddings`` as JSON, and the headers that go with it.
+
+    ``headers`` are the HTTP request's; a batch line has none. Raises InvalidRequest, ModelNotFound, and what
+    ``GenerationService.prepare`` and the answers raise.
+    """
     most = service.limits.max_prompts
     if not 1 <= len(body.input) <= most:
         raise InvalidRequest(f"input has {len(body.input)} entries: give 1 to {most}", "input")
@@ -88,7 +96,7 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
     async def prompts() -> list[Sequence[int]]:
         return [ids async for ids in all_ids(text, inputs, body.add_special_tokens, cut, room)]
 
-    asked = _ask(service, request, body, entry.embedding.pools(body.pooling))
+    asked = _ask(service, headers, body, entry.embedding.pools(body.pooling))
     generation = await service.prepare(entry, asked, prompts)
     vectors, route = await _vectors(service, generation, text)
     usage = {"prompt_tokens": generation.prompt_tokens, "total_tokens": generation.prompt_tokens}
@@ -96,8 +104,7 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
     written = await offload_if(is_large, _written, vectors, body)
     told = {"object": "list", "model": entry.name, "usage": usage}
     content = orjson.dumps(told)[:-1] + b',"data":[' + written + b"]}"
-    headers = {ROUTE_HEADER: route, **ignored_header(body)}
-    return Response(content, headers=headers, media_type="application/json")
+    return content, {ROUTE_HEADER: route, **ignored_header(body)}
 
 
 def _worded(body: EmbeddingsBody, style: EmbeddingStyle) -> Sequence[str | Sequence[int]]:
@@ -108,7 +115,7 @@ def _worded(body: EmbeddingsBody, style: EmbeddingStyle) -> Sequence[str | Seque
     return [before + each if isinstance(each, str) and each else each for each in body.input]
 
 
-def _ask(service: GenerationService, request: Request, body: EmbeddingsBody, pooling: str) -> GenerationOptions:
+def _ask(service: GenerationService, headers: Headers, body: EmbeddingsBody, pooling: str) -> GenerationOptions:
     return GenerationOptions(
         sampling={"max_tokens": 1, "temperature": 0.0, "pooling": pooling},
         names={"prompt": "input", "max_tokens": "input"},
@@ -116,8 +123,8 @@ def _ask(service: GenerationService, request: Request, body: EmbeddingsBody, poo
         context=RequestContext(
             tenant_salt=(body.cache_salt or "").encode(),
             priority=body.priority or 0,
-            deadline=service.deadline(timeout_s({TIMEOUT_HEADER: request.headers.get(TIMEOUT_HEADER, "")})),
-            traceparent=clean_traceparent(request.headers.get("traceparent")),
+            deadline=service.deadline(timeout_s(headers)),
+            traceparent=clean_traceparent(headers.get("traceparent")),
         ),
     )
 

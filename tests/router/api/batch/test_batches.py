@@ -146,6 +146,18 @@ async def test_each_endpoint_has_its_batches(bench, endpoint, body) -> None:
     assert done.request_counts.completed == 1
 
 
+async def test_texts_of_a_batch_have_the_vectors_that_they_have_alone(bench) -> None:
+    asked = [{"input": ["x", "y z"], "dimensions": 2}, {"input": "x", "encoding_format": "base64"}, {"input": []}]
+    batch = await bench.submit(*asked, endpoint="/v1/embeddings")
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
+    good, [bad] = await bench.lines(done.output_file_id), await bench.lines(done.error_file_id)
+    alone = [await bench.http.post("/v1/embeddings", json=body) for body in asked]
+    assert [line["response"]["body"] for line in good] == [each.json() for each in alone[:2]]
+    assert (bad["custom_id"], bad["response"]["status_code"]) == ("r2", alone[2].status_code) == ("r2", 400)
+
+
 async def test_a_job_goes_on_where_another_router_left_it(bench, fake) -> None:
     batch, run, go_on = await bench.submit(*[CHAT | {"max_tokens": 5}] * 60), fake._run, asyncio.Event()
 
