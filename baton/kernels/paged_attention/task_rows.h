@@ -144,13 +144,14 @@ Ahead share(const Call& c, const AttentionItem& item, int block, int head, bool 
   return {p + size_t(head) * PAGE * c.kv.head_dim * kv_bytes<T>(), p + shape.scale<T>(0, 0) + head * PAGE * 4};
 }
 
-// A core waits for some two dozen lines at most, and stands still when it asks for more: so they are asked for evenly, amid
-// what is computed. Written out, since compilers gather prefetches at the first of their places.
+// A core waits for some two dozen lines of its nearest cache at most, and stands still when it asks for more: so they are asked for
+// evenly, amid what is computed, and into the second cache, which waits for twice as many. Written out, since compilers gather
+// prefetches at the first of their places.
 BATON_INLINE void fetch(const char* line) {
 #if defined(__x86_64__)
-  asm volatile("prefetcht0 %0" ::"m"(*line) : "memory");
+  asm volatile("prefetcht1 %0" ::"m"(*line) : "memory");
 #else
-  __builtin_prefetch(line, 0, 3);
+  __builtin_prefetch(line, 0, 2);
 #endif
 }
 
