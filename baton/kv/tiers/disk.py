@@ -163,6 +163,8 @@ def _others_emptied(folder: Path) -> bool:
         if index.parent != folder:
             with suppress(OSError), index.open("r+b") as file:  # OSError: a worker has it, or it isn't ours
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if file.read(len(MAGIC)) != MAGIC:
+                    continue
                 os.truncate(index.with_name("pages.kv"), 0)
                 os.ftruncate(file.fileno(), 0)
                 log.warning("the disk is full: %s, which no worker has, is emptied", index.parent)

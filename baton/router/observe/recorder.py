@@ -199,10 +199,16 @@ class TraceRecorder:
 
 
 def _cut_half_line(path: Path) -> None:
-    """Removes from the file's end what is no whole line, as a machine that failed leaves it."""
+    """Removes from the file's end what is no whole line, as a machine that failed leaves it.
+
+    Raises ConfigError where the file ends with something else than a line of a trace, because it is somebody's.
+    """
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - MOST_LINE_BYTES))
         tail = file.read()
         if tail and not tail.endswith(b"\n"):
-            file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+            whole = tail.rfind(b"\n") + 1
+            if not tail.startswith(b"{", whole):
+                raise ConfigError(f"{path} is no trace, by its end: name another file", "router.trace_file")
+            file.truncate(size - len(tail) + whole)

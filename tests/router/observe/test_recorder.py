@@ -122,6 +122,14 @@ def test_what_follows_half_a_line_of_an_earlier_run_is_a_line_of_its_own(tmp_pat
     assert written == [3] * left.count("\n") + [5]
 
 
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("first\nno line's end")
+    with pytest.raises(ConfigError, match="is no trace"):
+        recorder(file, Clock())
+    assert file.read_text() == "first\nno line's end"
+
+
 class Short(io.FileIO):
     """Takes half of what is written."""
 

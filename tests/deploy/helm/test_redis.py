@@ -1,4 +1,4 @@
-"""The chart's Redis takes up a renewed certificate without a restart; its own command runs here."""
+"""The chart's Redis asks for its password and takes up a renewed certificate; its own command runs here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from baton.launch.ports import free_ports
+from baton.launch.redis_server import find_server
 from tests.deploy.helm.charts import one, render
 
 needs_redis = pytest.mark.skipif(
@@ -110,6 +114,30 @@ def test_redis_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) -> 
         assert first
         assert now not in (b"", first), "it still shows the certificate of its start"
         assert process.poll() is None
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+@pytest.mark.parametrize("password", ["plain", "a b", "q\"uo'te", "back\\slash $HOME `id` #%s"])
+def test_redis_asks_for_the_password_of_the_secret_whatever_is_in_it(tmp_path: Path, password: str) -> None:
+    (tmp_path / "redis-server").symlink_to(find_server())
+    [container] = one(render({}), "StatefulSet", "demo-baton-redis")["spec"]["template"]["spec"]["containers"]
+    [port] = free_ports(1)
+    script = container["args"][0].replace("/data", str(tmp_path)).replace("'* -::*'", "127.0.0.1")
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDIS_PASSWORD": password}
+    process = subprocess.Popen(
+        [*container["command"], script.replace("--port 6379", f"--port {port}")],
+        env=env, stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        retry = Retry(ConstantBackoff(0.05), 400)
+        with redis.Redis(
+            port=port, password=password, retry=retry, retry_on_error=[redis.ConnectionError]
+        ) as client:
+            assert client.ping()
+        with redis.Redis(port=port, password=password + "x") as other, pytest.raises(redis.AuthenticationError):
+            other.ping()
     finally:
         os.killpg(process.pid, 9)
         process.wait()
