@@ -93,9 +93,9 @@ class RoleSwitch(msgspec.Struct, frozen=True):
 class WorkerControl:
     """Holds the worker's own description, ``info``, in its I/O process, and changes it as others ask.
 
-    ``announce(info, role)`` publishes that the worker drains, and the role that it is to take; it returns False if
-    Redis is away. ``tickets`` number questions to the engine, and outlive a role. ``progress`` tells whether
-    the engine gets on while it doesn't answer.
+    ``announce(info, role, turn)`` publishes that the worker drains, and the role that it is to take. It returns
+    False if Redis is away, or the turn is over in which a router asked for that. ``tickets`` number questions to
+    the engine, and outlive a role. ``progress`` tells whether the engine gets on while it doesn't answer.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class WorkerControl:
         self._role_asked: asyncio.Future[RoleSwitch] = asyncio.get_running_loop().create_future()
         self._confirmed = asyncio.Event()
         self.drains = False  # for good: it is to leave
-        self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
+        self.announce: Callable[[WorkerInfo, str, str], Awaitable[bool]] | None = None
 
     async def snapshot(self) -> PoolSnapshot:
         """Returns the page pool's counts between two engine steps. Raises WorkerLost if the engine dies."""
@@ -188,10 +188,11 @@ class WorkerControl:
         self.info = msgspec.structs.replace(self.info, state="draining")
         self._send(ch.Drain())
 
-    async def set_role(self, role: str, grace_s: float) -> str:
+    async def set_role(self, role: str, grace_s: float, turn: str = "") -> str:
         """Begins a change of role; returns the incarnation under which ``role`` will be served.
 
-        Running prefills get ``grace_s`` seconds. Raises InvalidRequest, Draining, Unavailable.
+        Running prefills get ``grace_s`` seconds. ``turn`` names the asking router's turn to change roles ("": it
+        has none), after whose end nothing begins. Raises InvalidRequest, Draining, Unavailable.
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
@@ -206,18 +207,22 @@ class WorkerControl:
         ask = RoleSwitch(role, grace_s, incarnation)
         self.info = msgspec.structs.replace(self.info, state="draining")
         self._role_asked.set_result(ask)
-        (told,) = await outlasted(asyncio.create_task(self._announced(role)))
+        (told,) = await outlasted(asyncio.create_task(self._announced(role, turn)))
         if not told:
-            raise Unavailable("Redis is away: routers wouldn't hear of the new role; try again", retry_after_s=1.0)
+            raise Unavailable(
+                "Redis is away, and routers wouldn't hear of the new role, or the turn is over of the router that "
+                "asked for it; try again",
+                retry_after_s=1.0,
+            )
         return ask.incarnation
 
-    async def _announced(self, role: str) -> bool:
+    async def _announced(self, role: str, turn: str) -> bool:
         """Announces the change of role that was asked for and begins it, or takes it back; returns whether it was
         announced. Whoever asked may be gone meanwhile: half a change would leave the worker draining for good.
         """
         told = False
         try:
-            told = self.announce is None or await self.announce(self.info, role)
+            told = self.announce is None or await self.announce(self.info, role, turn)
         finally:
             if told:
                 self._confirmed.set()
@@ -298,7 +303,7 @@ class WorkerShell(stubs.WorkerServicer):
     async def SetRole(self, request: w.SetRoleRequest, context: grpc.aio.ServicerContext) -> w.SetRoleResponse:
         """Begins a change of role and answers at once, because this server ends with the role."""
         try:
-            incarnation = await self._control.set_role(request.role, request.grace_seconds)
+            incarnation = await self._control.set_role(request.role, request.grace_seconds, request.turn)
         except BatonError as error:
             await abort(context, error)
         return w.SetRoleResponse(incarnation=incarnation)

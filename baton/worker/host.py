@@ -171,7 +171,7 @@ class WorkerHost:
             member = await join(self.spec, worker, report, stack, core.held)
             info = worker.control.info
             if core.refusal is not None and worker.control.announce is not None:
-                await worker.control.announce(info, info.role)  # a restart begins in the role that works
+                await worker.control.announce(info, info.role, "")  # a restart begins in the role that works
             self._say(state="ready", role=info.role, address=info.address, error=None)
             log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
             listening = asyncio.create_task(worker.listen(), name="engine")

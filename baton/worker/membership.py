@@ -134,9 +134,10 @@ class RoleAnnouncer:
         self._turn, self._owes = asyncio.Lock(), asyncio.Event()
         self._owed = "", ""  # slot and role that Redis is yet to be told
 
-    async def announce(self, info: WorkerInfo, role: str) -> bool:
+    async def announce(self, info: WorkerInfo, role: str, turn: str = "") -> bool:
         """Announces that the worker drains, to come back in ``role``, or that it stays in its own; returns False if
-        Redis is away. What can be taken back comes first.
+        Redis is away, or ``turn`` over in which a router asked for it ("": in none). What can be taken back comes
+        first.
         """
         async with self._turn:
             self._owes.clear()
@@ -145,7 +146,7 @@ class RoleAnnouncer:
             try:
                 if await self._member.beat():
                     sent = True
-                    told = await self._wishes.want(info.worker_id, role)
+                    told = await self._wishes.want(info.worker_id, role, turn)
             finally:
                 if not told and (sent or role == info.role):  # a wish may be there although its answer is missing
                     self._owed = info.worker_id, info.role

@@ -1033,17 +1033,17 @@ BUGS = (
         "routers change roles without waiting for one another",
         "cluster/roles.py",
         "turn = await held.enter_async_context(self._lease.turn(PATIENCE_S))\n",
-        "turn = LeaseTurn(self._lease)\n",
-        (("cluster/roles.py", "    if not turn.is_sure:\n", "    if False:\n"),),
+        'turn = LeaseTurn(self._lease, "")\n',
+        (("cluster/roles.py", "        if not self._turn.is_sure:\n", "        if False:\n"),),
         faults=("role", "ratio"),
         size=TURNED,
     ),
     Bug(
         "a ratio counts workers before it has its turn",
         "router/dispatch/role_control.py",
-        "        async with self._turn, self._undisturbed() as still:  # counts when nobody else changes any\n"
+        "        async with self._turn, self._undisturbed() as turn:  # counts when nobody else changes any\n"
         "            now = self.ratio()\n",
-        "        now = self.ratio()\n        async with self._turn, self._undisturbed() as still:\n",
+        "        now = self.ratio()\n        async with self._turn, self._undisturbed() as turn:\n",
         faults=("ratio",),
         size=TURNED,
     ),
@@ -1058,8 +1058,9 @@ BUGS = (
     Bug(
         "a router that stood still goes on with the roles that it had counted",
         "cluster/roles.py",
-        "    if not turn.is_sure:\n",
-        "    if False:\n",
+        "        if not self._turn.is_sure:\n",
+        "        if False:\n",
+        (("cluster/roles.py", "if ARGV[3] ~= '' and", "if false and"),),
         faults=("role", "stands"),
         size=TURNED,
     ),

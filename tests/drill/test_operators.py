@@ -54,6 +54,15 @@ def test_a_router_that_stands_still_as_it_looks_who_has_which_role_leaves_no_rol
     assert [line for line in verdict.lines if "prefill-0" in line and "doesn't become decode" in line]
 
 
+def test_a_role_that_was_asked_for_long_ago_is_not_begun_in_another_routers_turn() -> None:
+    """A partition keeps the call, which its router gives up, and its end delivers it."""
+    cut = Fault("cut", 1.0, "router-0", "prefill-0", seconds=8.0)
+    asks = (Fault("role", 1.01 + 0.5 * i, f"prefill-{i}", seconds=0.5, asks=i) for i in range(2))
+    verdict = play(operated(cut, *asks, prefill=2), keep_story=True)
+    assert verdict.held, verdict.violations
+    assert [line for line in verdict.lines if "prefill-1" in line and "is a decode worker" in line], verdict.lines
+
+
 def test_a_ratio_that_operators_ask_for_by_rest_is_pinned_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = asked_for_ratios(1, 2, monkeypatch=monkeypatch)
     held = Fault("hold", 0.5, "prefill-0", seconds=4.0, over_rest=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from baton.cluster.roles import RoleTurns
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.prompt_lookup import PromptLookup
@@ -224,7 +225,7 @@ def control(service: Service, sent: list[Any]) -> WorkerControl:
 async def test_a_change_of_role_that_is_not_announced_leaves_no_wish(beats: bool, wants: bool, wish: str) -> None:
     wished = ["p"]
 
-    async def want(slot: str, role: str) -> bool:
+    async def want(slot: str, role: str, turn: str = "") -> bool:
         wished.extend([role] if wants else [])
         return wants
 
@@ -294,10 +295,26 @@ async def test_nonsense_is_refused_by_field(role: str, grace: float, field: str)
     assert caught.value.param == field
 
 
+async def test_a_role_that_was_asked_for_in_a_turn_that_is_over_is_not_begun(redis: Redis) -> None:
+    """What was on its way for long would undo what another router has counted on since."""
+    turns, ctl = RoleTurns(redis, "ns", "router"), control(Service(), [])
+    member: Any = SimpleNamespace(beat=lambda: ready(True))
+    ctl.announce = membership.RoleAnnouncer(member, membership.RoleWishes(redis, "ns")).announce
+    async with turns.turn() as former:
+        pass
+    with pytest.raises(Unavailable, match="turn is over"):
+        await ctl.set_role("prefill", 1.0, former.name)
+    async with turns.turn() as present:
+        with pytest.raises(Unavailable, match="turn is over"):
+            await ctl.set_role("prefill", 1.0, former.name)
+        assert ctl.info.state == "ready"
+        assert await ctl.set_role("prefill", 1.0, present.name)
+
+
 async def test_nothing_changes_when_routers_can_not_be_told() -> None:
     ctl = control(Service(), [])
 
-    async def deaf(info: WorkerInfo, role: str) -> bool:
+    async def deaf(info: WorkerInfo, role: str, turn: str) -> bool:
         return False
 
     ctl.announce = deaf
@@ -312,7 +329,7 @@ async def test_nothing_changes_when_routers_can_not_be_told() -> None:
 async def test_a_change_of_role_whose_asker_is_gone_is_made_or_taken_back(heard: bool) -> None:
     ctl, asked, go_on = control(Service(), []), asyncio.Event(), asyncio.Event()
 
-    async def announce(info, role: str) -> bool:
+    async def announce(info, role: str, turn: str) -> bool:
         asked.set()
         await go_on.wait()
         return heard
@@ -338,7 +355,7 @@ async def test_a_worker_that_leaves_while_a_change_of_role_is_taken_back_stays_d
     service = Service()
     ctl, asked, go_on = control(service, []), asyncio.Event(), asyncio.Event()
 
-    async def announce(info, role: str) -> bool:
+    async def announce(info, role: str, turn: str) -> bool:
         asked.set()
         await go_on.wait()
         return False

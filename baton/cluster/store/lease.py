@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -34,10 +35,19 @@ return holder and 2 or 1
 _LEAVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
 
 
-class LeaseTurn:
-    """Tells whether a lease that was taken has been nobody else's since."""
+def lease_key(namespace: str, name: str) -> str:
+    """Returns the key under which Redis has the name of the turn, or of who holds lease ``name``."""
+    return f"{{{namespace}}}:lease:{name}"
 
-    def __init__(self, lease: NamedLease) -> None:
+
+class LeaseTurn:
+    """Tells whether a lease that was taken has been nobody else's since.
+
+    ``name`` is what Redis has for it until its end, and for no other turn.
+    """
+
+    def __init__(self, lease: NamedLease, name: str) -> None:
+        self.name = name
         self._lease, self._renewed = lease, True
 
     @property
@@ -54,7 +64,8 @@ class NamedLease:
     """Holds the lease ``name`` within the namespace for ``who``, ``seconds`` at a time."""
 
     def __init__(self, redis: Redis, namespace: str, name: str, who: str, seconds: float) -> None:
-        self._key, self._who, self._ms = f"{{{namespace}}}:lease:{name}", who, int(seconds * 1000)
+        self._key, self._who, self._ms = lease_key(namespace, name), who, int(seconds * 1000)
+        self._holder, self._turns = who, itertools.count(1)
         self._until = float("-inf")
         self._hold, self._leave = redis.register_script(_HOLD), redis.register_script(_LEAVE)
 
@@ -85,8 +96,9 @@ class NamedLease:
 
         Raises TimeoutError if others have it for ``patience_s`` seconds; RedisError or OSError if Redis is away.
         """
+        self._who = f"{self._holder} {next(self._turns)}"
         await self._take_within(patience_s)
-        turn = LeaseTurn(self)
+        turn = LeaseTurn(self, self._who)
         try:
             async with beside(partial(self._renew, turn), "lease"):
                 yield turn

@@ -16,6 +16,7 @@ from baton.drill.scenario import REDIS, Fault, FaultKind, Phase, Scenario
 TURN_S = 6.0  # seconds in which operators ask for roles at most routers at once
 # Seconds for which a router stands still within its turn, and an engine that is to change its role.
 STANDS_S, STUCK_S = ((0.5, 4.0), (5.0, 9.0), (5.0, 9.0)), (4.0, 8.0)
+KEPT_S = (5.0, 12.0)  # seconds for which a partition keeps what a router asks a worker
 HELD_S = (2.0, 8.0)  # seconds for which a worker is held whose role is asked for
 OVER_REST = 0.5  # share of the scenarios with such operators in which they ask by REST
 
@@ -66,6 +67,7 @@ def _in_a_turn(rng: random.Random, turn: Fault, kinds: Sequence[FaultKind], scen
         Fault("redis_restarts", at, turn.target, seconds=rng.uniform(0.05, 2.0)),
         Fault("redis_stalls", at, turn.target, seconds=rng.uniform(0.05, TURN_S)),
         Fault("cut", at, router, REDIS, seconds=rng.uniform(0.5, 2 * TURN_S)),
+        Fault("cut", max(0.0, turn.at - rng.uniform(0.0, 0.2)), router, turn.target, seconds=rng.uniform(*KEPT_S)),
         _stands(rng, turn, scenario),
         Fault("stuck", turn.at, turn.target, seconds=rng.uniform(*STUCK_S), aim="changing"),
     )

@@ -240,7 +240,7 @@ class Life:
             self.runtime = runtime
             member = await enter(redis, spec, runtime, report, stack, self._held)
             if self._refusal is not None and runtime.control.announce is not None:
-                await runtime.control.announce(runtime.control.info, self.role)
+                await runtime.control.announce(runtime.control.info, self.role, "")
             if self._change is not None:
                 self.worker.witnesses.serves(self.worker.slot)
             listening = asyncio.create_task(runtime.listen(), name="engine")

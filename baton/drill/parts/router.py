@@ -30,7 +30,7 @@ from baton.cluster.membership import PolledRoster, connect
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.prefix_pins import PrefixPinStore
-from baton.cluster.roles import RoleTurns
+from baton.cluster.roles import RoleTurn, RoleTurns
 from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClassSection, RouterConfig
 from baton.cluster.store.buckets import RateBuckets
 from baton.cluster.store.patience import CircuitBreaker
@@ -307,13 +307,13 @@ class SimulatedRouter:
             yield RouterParts(core, holds, gate, catalog, _app(service, prefixes, batches, *operated))
 
     @asynccontextmanager
-    async def _role_turn(self, turns: RoleTurns) -> AsyncIterator[Callable[[], None]]:
+    async def _role_turn(self, turns: RoleTurns) -> AsyncIterator[RoleTurn]:
         """Has the turn to change roles while entered, and says so."""
-        async with turns.turn() as still:
+        async with turns.turn() as turn:
             self._reached(self.name, "turning")
             self._has_turn = True
             try:
-                yield still
+                yield turn
             finally:
                 self._has_turn = False
 

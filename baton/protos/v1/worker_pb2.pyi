@@ -98,12 +98,14 @@ class DrainResponse(_message.Message):
     def __init__(self, finished: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
-    __slots__ = ("role", "grace_seconds")
+    __slots__ = ("role", "grace_seconds", "turn")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     role: str
     grace_seconds: float
-    def __init__(self, role: _Optional[str] = ..., grace_seconds: _Optional[float] = ...) -> None: ...
+    turn: str
+    def __init__(self, role: _Optional[str] = ..., grace_seconds: _Optional[float] = ..., turn: _Optional[str] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
     __slots__ = ("incarnation",)

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from math import gcd
+from typing import Protocol
 
 import msgspec
 
@@ -40,7 +41,22 @@ LOOK_S = 0.05  # seconds between two looks whether a worker serves its new role
 ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
 
 
-Still = Callable[[], None]  # raises Unavailable where another router may have changed roles meanwhile
+class Turn(Protocol):
+    """A router's turn to change roles, whose ``name`` workers ask for before they begin another one."""
+
+    name: str
+
+    def require(self) -> None:
+        """Raises Unavailable where another router may have changed roles meanwhile."""
+
+
+class AnyTime:
+    """The turn of a router that has no others beside it."""
+
+    name = ""
+
+    def require(self) -> None:
+        """Passes, because nobody else changes roles."""
 
 
 class RoleChange(msgspec.Struct, frozen=True):
@@ -68,8 +84,7 @@ class PendingChange(msgspec.Struct, frozen=True):
 class RoleControl:
     """Changes workers' roles while they run; ``look`` reads the cluster's membership at once.
 
-    ``alone`` keeps other routers from changing roles while it is entered, and yields what tells whether it still
-    does; None: there are no others.
+    ``alone`` keeps other routers from changing roles while it is entered; None: there are no others.
     """
 
     def __init__(
@@ -78,7 +93,7 @@ class RoleControl:
         view: ClusterView,
         clock: Callable[[], float],
         look: Callable[[], Awaitable[object]],
-        alone: Callable[[], AbstractAsyncContextManager[Still]] | None = None,
+        alone: Callable[[], AbstractAsyncContextManager[Turn]] | None = None,
     ) -> None:
         self._links, self._view, self._clock, self._look = links, view, clock, look
         self._turn, self._alone = asyncio.Lock(), alone
@@ -140,20 +155,20 @@ class RoleControl:
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
-        async with self._turn, self._undisturbed() as still:
+        async with self._turn, self._undisturbed() as turn:
             if counted is not None and self.usable() != counted:
                 raise Unavailable("workers' roles have changed since they were counted", retry_after_s=1.0)
             if wanted is not None:
                 await wanted()
-            return await self._move(worker_ids, role, grace_s, force, still)
+            return await self._move(worker_ids, role, grace_s, force, turn)
 
     async def _move(
-        self, worker_ids: Sequence[str], role: str, grace_s: float, force: bool, still: Still
+        self, worker_ids: Sequence[str], role: str, grace_s: float, force: bool, turn: Turn
     ) -> list[RoleChange]:
         links = [self._link(name) for name in worker_ids]
         if not force:
             self._require_others([link.info for link in links if link.info.role != role])
-        changes = (self._set_role(link, role, grace_s, still) for link in links)
+        changes = (self._set_role(link, role, grace_s, turn) for link in links)
         ended = await asyncio.gather(*changes, return_exceptions=True)  # none goes on behind our back
         for failure in ended:
             if isinstance(failure, BaseException):
@@ -167,7 +182,7 @@ class RoleControl:
 
         Raises InvalidRequest naming the ratios that could be formed, and as ``move``.
         """
-        async with self._turn, self._undisturbed() as still:  # counts when nobody else changes any
+        async with self._turn, self._undisturbed() as turn:  # counts when nobody else changes any
             now = self.ratio()
             if prefill + decode != sum(now) or decode < 1 or prefill < 0:
                 raise cannot_form(f"{prefill}:{decode}", sum(now))
@@ -176,7 +191,7 @@ class RoleControl:
             if len(leaving) < count:
                 text = f"only {len(leaving)} of the {count} workers to change are ready now"
                 raise NoWorker(text, retry_after_s=2.0)
-            return await self._move(leaving, role, grace_s, force, still)
+            return await self._move(leaving, role, grace_s, force, turn)
 
     def least_busy(self, become: str, count: int) -> list[str]:
         """Returns the ids of up to ``count`` ready workers to change to role ``become``, the least loaded first and
@@ -190,15 +205,12 @@ class RoleControl:
         return [info.worker_id for info in able[:count]]
 
     @asynccontextmanager
-    async def _undisturbed(self) -> AsyncIterator[Still]:
-        """Keeps other routers from changing roles while entered: each could count on the other's worker to stay.
-
-        Yields what raises Unavailable where it may have failed to.
-        """
-        async with self._alone() if self._alone is not None else nullcontext(_undoubted) as still:
+    async def _undisturbed(self) -> AsyncIterator[Turn]:
+        """Keeps other routers from changing roles while entered: each could count on the other's worker to stay."""
+        async with self._alone() if self._alone is not None else nullcontext(AnyTime()) as turn:
             if self._alone is not None:
                 await self._look_until_connected()
-            yield still
+            yield turn
 
     async def _look_until_connected(self) -> None:
         """Takes what the router before has changed. Workers in a new role are connected to within milliseconds, and
@@ -212,15 +224,15 @@ class RoleControl:
 
     # ---- one change ----------------------------------------------------------------------------------
 
-    async def _set_role(self, link: WorkerLink, role: str, grace_s: float, still: Still) -> RoleChange:
+    async def _set_role(self, link: WorkerLink, role: str, grace_s: float, turn: Turn) -> RoleChange:
         since, worker_id, before = self._clock(), link.info.worker_id, link.info.role
         if role == before:
             return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
         former = link.info.incarnation
-        still()  # what was counted may be long ago, if this process stood still
+        turn.require()  # what was counted may be long ago, if this process stood still
         self._changing[worker_id] = before, role, since
         try:
-            asked = await link.set_role(role, grace_s)
+            asked = await link.set_role(role, grace_s, turn.name)
             incarnation = await self._until_served(worker_id, role, (former, asked), since + grace_s)
         finally:
             self._changing.pop(worker_id, None)
@@ -273,10 +285,6 @@ class RoleControl:
         if is_there:
             return f"{text} within {LONGEST_S:g} s, and hasn't left its former role; its log says what it does"
         return f"{text}: it left, and has not come back as one for {AWAY_S:g} s; its log says why. It may yet do so"
-
-
-def _undoubted() -> None:
-    """Stands for the turn of a router that has no others beside it."""
 
 
 def _refused(info: WorkerInfo, why: ErrorInfo) -> BatonError:

@@ -139,13 +139,13 @@ class WorkerLink(ABC):
         if said_by and said_by != self.info.incarnation:
             raise WorkerLost(f"{self.info.address} is now another incarnation of {self.info.worker_id}")
 
-    async def set_role(self, role: str, grace_s: float) -> str:
+    async def set_role(self, role: str, grace_s: float, turn: str = "") -> str:
         """Asks the worker to change its role, finishing running prefills in ``grace_s`` seconds; returns its next
-        incarnation.
+        incarnation. It begins nothing once the router's ``turn`` is over ("": it has none).
 
         Raises what the worker raised.
         """
-        request = w.SetRoleRequest(role=role, grace_seconds=grace_s)
+        request = w.SetRoleRequest(role=role, grace_seconds=grace_s, turn=turn)
         reply = await self._asked(stubs.WorkerStub(self._channel).SetRole, request, HELLO_TIMEOUT_S)
         return str(reply.incarnation)
 

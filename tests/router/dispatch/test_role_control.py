@@ -23,7 +23,7 @@ class Link:
         self.info, self.up = is_now, True
         self._after_s, self._fails, self._comes_back = after_s, fails, comes_back
 
-    async def set_role(self, role: str, grace_s: float) -> str:
+    async def set_role(self, role: str, grace_s: float, turn: str) -> str:
         await asyncio.sleep(self._after_s)
         if self._fails:
             raise Unavailable("it would not")
