@@ -31,7 +31,7 @@ from baton.router.dispatch.dispatcher import Dispatcher, DispatchObservers, EndO
 from baton.router.dispatch.placing import LastWords, Placer
 from baton.router.dispatch.prefix_hints import PrefixHints, PrefixLookup
 from baton.router.dispatch.revision import ClusterRevision
-from baton.router.dispatch.role_control import RoleControl, Turn
+from baton.router.dispatch.role_control import ExclusiveTurn, RoleControl
 from baton.router.dispatch.runner import ChoiceRunner, DispatchSettings
 from baton.router.dispatch.throttle import Throttle
 from baton.router.dispatch.view import ClusterView, ViewSettings
@@ -101,7 +101,7 @@ class CoreDependencies(msgspec.Struct, frozen=True):
     adapter_bounds: AdapterBounds = AdapterBounds()
     wall_clock: Callable[[], float] = time.time
     last_words: LastWords = lambda role, model_id: ""
-    role_turn: Callable[[], AbstractAsyncContextManager[Turn]] | None = None
+    role_turn: Callable[[], AbstractAsyncContextManager[ExclusiveTurn]] | None = None
 
 
 class RouterCore(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ LOOK_S = 0.05  # seconds between two looks whether a worker serves its new role
 ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
 
 
-class Turn(Protocol):
+class ExclusiveTurn(Protocol):
     """A router's turn to change roles, whose ``name`` workers ask for before they begin another one."""
 
     name: str
@@ -93,7 +93,7 @@ class RoleControl:
         view: ClusterView,
         clock: Callable[[], float],
         look: Callable[[], Awaitable[object]],
-        alone: Callable[[], AbstractAsyncContextManager[Turn]] | None = None,
+        alone: Callable[[], AbstractAsyncContextManager[ExclusiveTurn]] | None = None,
     ) -> None:
         self._links, self._view, self._clock, self._look = links, view, clock, look
         self._turn, self._alone = asyncio.Lock(), alone
@@ -163,7 +163,7 @@ class RoleControl:
             return await self._move(worker_ids, role, grace_s, force, turn)
 
     async def _move(
-        self, worker_ids: Sequence[str], role: str, grace_s: float, force: bool, turn: Turn
+        self, worker_ids: Sequence[str], role: str, grace_s: float, force: bool, turn: ExclusiveTurn
     ) -> list[RoleChange]:
         links = [self._link(name) for name in worker_ids]
         if not force:
@@ -205,7 +205,7 @@ class RoleControl:
         return [info.worker_id for info in able[:count]]
 
     @asynccontextmanager
-    async def _undisturbed(self) -> AsyncIterator[Turn]:
+    async def _undisturbed(self) -> AsyncIterator[ExclusiveTurn]:
         """Keeps other routers from changing roles while entered: each could count on the other's worker to stay."""
         async with self._alone() if self._alone is not None else nullcontext(AnyTime()) as turn:
             if self._alone is not None:
@@ -224,7 +224,7 @@ class RoleControl:
 
     # ---- one change ----------------------------------------------------------------------------------
 
-    async def _set_role(self, link: WorkerLink, role: str, grace_s: float, turn: Turn) -> RoleChange:
+    async def _set_role(self, link: WorkerLink, role: str, grace_s: float, turn: ExclusiveTurn) -> RoleChange:
         since, worker_id, before = self._clock(), link.info.worker_id, link.info.role
         if role == before:
             return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
