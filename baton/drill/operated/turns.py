@@ -60,7 +60,7 @@ def with_turns(scenario: Scenario, span: float, kinds: Sequence[FaultKind], shar
 
 
 def _in_a_turn(rng: random.Random, turn: Fault, kinds: Sequence[FaultKind], scenario: Scenario) -> list[Fault]:
-    """Draws what goes wrong while a router changes roles as in ``turn``; in most cases nothing."""
+    """Draws what goes wrong while a router changes roles as in ``turn``, if anything does."""
     at, router = turn.at + rng.uniform(0.0, 1.5), f"router-{turn.asks}"
     drawn = (
         Fault("router_dies", at, router, seconds=rng.uniform(0.0, 2.0)),
@@ -68,11 +68,11 @@ def _in_a_turn(rng: random.Random, turn: Fault, kinds: Sequence[FaultKind], scen
         Fault("redis_stalls", at, turn.target, seconds=rng.uniform(0.05, TURN_S)),
         Fault("cut", at, router, REDIS, seconds=rng.uniform(0.5, 2 * TURN_S)),
         Fault("cut", max(0.0, turn.at - rng.uniform(0.0, 0.2)), router, turn.target, seconds=rng.uniform(*KEPT_S)),
-        _stands(rng, turn, scenario),
+        *(_stands(rng, turn, scenario) for _ in range(3)),  # which nothing else draws
         Fault("stuck", turn.at, turn.target, seconds=rng.uniform(*STUCK_S), aim="changing"),
     )
     possible = [fault for fault in drawn if fault.kind in kinds]
-    return [rng.choice(possible)] if possible and rng.random() < 0.5 else []
+    return [rng.choice(possible)] if possible and rng.random() < 0.7 else []
 
 
 def _stands(rng: random.Random, turn: Fault, scenario: Scenario) -> Fault:
