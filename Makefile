@@ -19,7 +19,7 @@ serve: $(STAMP)  ## make serve ARGS="--model PATH_OR_HF_ID --prefill 2 --decode 
 
 test: $(STAMP)
 	@$(BIN)/python -m compileall -q -j 2 baton bench  # else each process of a fresh clone does it for itself
-	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+	@$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 test-times: $(STAMP)  ## the suite, then what CPU time each file of tests cost, its child processes included
 	@$(MAKE) --no-print-directory test ARGS="--cpu-times $(ARGS)"

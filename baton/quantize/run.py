@@ -67,11 +67,11 @@ def require_possible(source: Source, recipe: Recipe, folder: Path) -> None:
     """Raises ConfigError for all that can be refused before a text is read or written, which may take hours: what
     the method or its format can't do with the model, and a ``folder`` that can't be written or gone on with.
     """
-    require_fitting(source, recipe)
     if recipe.kv_cache_dtype:
         require_plain_kv(source.program, layers_of(source.program))
     if needs_text(recipe):
         require_own_kv(source.program)
+    require_fitting(source, recipe)
     OutputFolder(folder, 1).require_usable(_settings(recipe))
 
 
