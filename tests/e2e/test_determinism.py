@@ -49,6 +49,7 @@ async def _answers(model: str, asked: list[list[int]], together: bool, colocated
         return found
 
 
+@pytest.mark.thorough  # tests/decode_worker/test_identity.py
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 async def test_company_chunks_and_handoffs_change_no_bit(tmp_path, kind):
     model = str(make(tmp_path / "model", "qwen3", tokenizer=True))

@@ -125,6 +125,7 @@ EACH_STEP_ONCE = list(
 )
 
 
+@pytest.mark.thorough  # tests/e2e/test_kills.py, and seeds of the drill
 async def test_a_kill_at_each_step_costs_no_wrong_token_and_no_page(cluster):
     fleet, oracle = cluster
     done = [await kill_once(fleet, oracle, run, *how) for run, how in enumerate(EACH_STEP_ONCE)]

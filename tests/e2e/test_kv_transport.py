@@ -74,6 +74,7 @@ def read_and_written_here(selection: str, prompt: list[int], tokens: int) -> lis
     return side.tokens(1)
 
 
+@pytest.mark.thorough  # tests/decode_worker/test_selection.py
 @pytest.mark.parametrize(
     ("selection", "shipped_blocks", "tokens"),
     [

@@ -113,7 +113,7 @@ async def test_draining_a_worker_moves_its_requests_and_none_fails(paced):
         paced.wait_for_return(drained[0], before)
 
 
-@pytest.mark.parametrize("part", ["engine", "io"])
+@pytest.mark.parametrize("part", first_now(["engine", "io"]))
 async def test_a_stopped_worker_is_noticed_and_its_requests_move(paced, part):
     body = drawn(random.Random(7), 4096, "n>1")
     unbroken = await ask(paced, body)

@@ -29,6 +29,7 @@ def ask(fleet: Fleet, prompt: list[int], **fields) -> tuple[list[int], int]:
     return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.thorough  # tests/kv/transport/test_page_sizes.py
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [(64, 16), pytest.param(16, 64, marks=pytest.mark.thorough), pytest.param(48, 32, marks=pytest.mark.thorough)],

@@ -76,6 +76,7 @@ WIDTHS: list[tuple[dict[str, int], list[int]]] = [
 ]
 
 
+@pytest.mark.thorough  # tests/decode_worker/test_ranks_hand_over.py
 @pytest.mark.parametrize(("widths", "ranks"), first_now(WIDTHS, 1), ids=str)
 def test_widths_may_differ_and_a_block_that_one_cached_serves_the_other(
     widths: dict[str, int], ranks: list[int]

@@ -87,6 +87,7 @@ def test_the_widths_of_each_kind_that_a_model_runs_on_are_said_in_words(tmp_path
         Widths(**{kind: int(most)}).require(program_for(ModelConfig.read(model)))
 
 
+@pytest.mark.thorough
 @needs_native
 def test_a_meeting_is_measured_and_a_paced_cluster_has_none() -> None:
     seconds = measured_meeting()
