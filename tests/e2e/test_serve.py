@@ -213,7 +213,7 @@ def test_sigterm_leaves_no_process(serve: Callable[..., Serving]) -> None:
     assert [pid for pid in family if not wait_exit(pid, 60.0)] == []
 
 
-@pytest.mark.thorough  # tests/console/run refuses others
+@pytest.mark.thorough  # tests/launch/test_servable.py
 def test_a_model_that_no_engine_knows_is_refused_before_anything_is_started(
     serve: Callable[..., Serving], tmp_path: Path
 ) -> None:
