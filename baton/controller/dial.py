@@ -30,7 +30,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 MOST_REQUESTS = 1500  # requests that are simulated at most, because every ratio plays all of them
 LEAST_REQUESTS = 20  # requests; fewer are not simulated
 WINDOW_S = 15.0  # seconds of a window in which goodput is judged
-NICE = 19  # the lowest priority, because simulating may not slow workers down
+NICE = 10  # a tenth of a core that a worker keeps busy, because simulating may hardly slow workers down
 
 
 class DialQuestion(msgspec.Struct, frozen=True):

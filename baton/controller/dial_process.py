@@ -16,7 +16,7 @@ from baton.process.children import child_environment, python
 
 log = logging.getLogger("baton.controller")
 
-TIMEOUT_S = 60.0  # seconds for one simulation of every ratio
+TIMEOUT_S = 300.0  # for one simulation of every ratio: seconds where cores are free, minutes beside busy workers
 
 
 class Dial:
