@@ -321,6 +321,11 @@ class Scenario(msgspec.Struct, frozen=True):
         return all(fault.over_rest for fault in self.faults if fault.kind in ("role", "ratio"))
 
     @property
+    def may_change_roles(self) -> bool:
+        """Returns whether operators may change workers' roles: nobody places workers, and no KV is floats."""
+        return not self.placed and not any(kind.dtype for kind in self.page_kinds)
+
+    @property
     def stands_s(self) -> float:
         """Returns the seconds for which routers stand still, together."""
         return sum(fault.seconds for fault in self.faults if fault.kind == "stands")

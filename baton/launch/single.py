@@ -32,11 +32,13 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def run_router(config: BatonConfig) -> int:
-    """Runs a router until SIGTERM or SIGINT; returns the exit status. Raises ConfigError and CheckpointError."""
+    """Runs a router until SIGTERM or SIGINT; returns the exit status. Raises CheckpointError, and ConfigError, also
+    if another router or cluster has the run's folder.
+    """
     from baton.router_host import main as router_host
 
     config = _complete(config)
-    files = RunFiles(choose_root(config))
+    files = RunFiles(choose_root(config), alone=True)  # its end, or its failure to start, takes the file away
     files.config.touch(mode=0o600)
     files.config.write_text(config.model_dump_json(indent=1))  # for router.processes beyond the first
     try:

@@ -25,7 +25,7 @@ from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import expected, make, prompts, reference
 from tests.conformance.drive import Driver
 from tests.conformance.kinds import KINDS
-from tests.kernels.thorough import first_now, later
+from tests.thorough import first_now, later
 
 TOKENS = 64
 LIKE_ANOTHER = (  # whose ropes, norms and shapes are those of other kinds and of tests/engine/program/test_rope.py

@@ -16,7 +16,7 @@ from tests.conformance.drive import Driver
 from tests.conformance.small_kinds import SMALL
 from tests.conformance.test_parity import NEAR, rounding
 from tests.engine.small_models import require_the_references_tokens
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 WITH_NEW_OPS = ("llama4", "cohere2", "nemotron_h")  # each other op of theirs is another kind's as well
 GREEDY = Sampling(temperature=0.0, max_tokens=16, logprobs=2)

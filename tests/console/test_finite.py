@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from baton.cluster.config import BatonConfig
 from baton.console.main import app
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 
 def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:

@@ -15,7 +15,7 @@ from baton.controller.twin_error import twin_error
 from baton.protos.measurements import AdapterCurve, StepCurve, TransferCurve, WorkerLoad
 from baton.protos.nouns import KvLayout, WorkerInfo
 from tests.controller.test_ratio_decision import WORKERS
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 LAYOUT = KvLayout("bfloat16", (), 1024, "bfloat16")
 

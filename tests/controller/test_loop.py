@@ -129,7 +129,9 @@ async def test_a_cluster_that_was_left_without_prefill_workers_gets_one_back(red
 async def test_what_an_operator_says_while_the_controller_looks_is_heeded(
     redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
-    """It has read by then what operators want, and the ratio that is pinned as it is counts no other workers."""
+    """Plays an operator who speaks once the controller has read what operators want. Pinning the present ratio
+    changes no numbers of workers, so that only the operator's word can stop the change.
+    """
     cluster, clock = Cluster(**{"prefill-0": "decode", "decode-0": "decode"}), At(1000.0)
     looked, store = controller(redis, cluster, clock, tmp_path, CollectorRegistry()), AdviceStore(redis, "baton")
     recent, looks = looked._traffic.recent, iter(range(10))

@@ -16,7 +16,7 @@ from tests.conformance.checkpoints import expected, make, reference
 from tests.conformance.kinds import KINDS
 from tests.conformance.small_kinds import SMALL
 from tests.decode_worker.states import Pair, Worker, request
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 TOKENS, EMITTED = 40, 21
 FAMILIES = sorted({**KINDS, **SMALL})

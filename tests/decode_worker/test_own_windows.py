@@ -35,7 +35,7 @@ from tests.decode_worker.states import Pair, Worker
 from tests.decode_worker.test_windows import ANSWER, VOCAB, Side, hand_over, prompt_of, request
 from tests.engine.backends.ranks.threads import on_ranks
 from tests.engine.speculate.oracle import Eager, Oracle
-from tests.kernels.thorough import later
+from tests.thorough import later
 from tests.worker.test_engine_main import Wire, spec
 
 # With the windows of their page tables; half of gemma3n's layers read the pages of the others.

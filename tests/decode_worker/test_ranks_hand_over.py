@@ -26,7 +26,7 @@ from tests.conformance.checkpoints import make
 from tests.decode_worker.test_windows import Side, hand_over, prompt_of, request
 from tests.engine.backends.ranks.test_identity import FAMILIES, takes
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

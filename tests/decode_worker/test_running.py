@@ -23,7 +23,7 @@ from tests.conformance.checkpoints import make, reference
 from tests.decode_worker.test_windows import Side, prompt_of, request
 from tests.decode_worker.test_windows import hand_over as handed_over
 from tests.engine.speculate.oracle import Eager, Oracle
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 H2O = AttentionSelection(96, 32, running=True)
 ANSWER = Sampling(temperature=0.0, max_tokens=44, ignore_eos=True)

@@ -47,7 +47,7 @@ from tests.decode_worker.test_preemption import (
 )
 from tests.engine.speculate.heads import published
 from tests.engine.speculate.oracle import Bushy, Eager, Oracle
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 
 def drafted(engine: Engine, chance: float, seed: int = 0) -> Eager:

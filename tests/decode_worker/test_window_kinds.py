@@ -25,7 +25,7 @@ from baton.protos.nouns import EngineRequest, KvLayout
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 from tests.decode_worker.test_windows import ANSWER, Side, prompt_of, request
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 KINDS = ("gpt_oss", later("gemma3"), later("gemma3n"))  # gemma3: test_own_windows
 WAYS = [("shared", "own"), ("own", "shared")]

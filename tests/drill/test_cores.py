@@ -15,7 +15,7 @@ from baton.drill.machines.cores import ALIVE_S, UNKNOWN_S, MachineCores
 from baton.drill.run import play
 from baton.drill.scenario import Request, Scenario, Size
 from baton.protos.nouns import Sampling
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 
 def shared(seed: int) -> Scenario:

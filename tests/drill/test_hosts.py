@@ -15,7 +15,7 @@ from baton.drill.parts.far_host import SimulatedHost
 from baton.drill.run import Verdict, play
 from baton.drill.scenario import FAR, PEER, Fault, Scenario, Size
 from baton.engine.backends.ranks.host_pages import HostPages
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 QUIET = Size(workers=2, requests=10, kinds=(), hosted=0.0, floats=0.0, selected=0.0, paged=0.0, flooded=0.0)
 

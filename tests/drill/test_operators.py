@@ -11,7 +11,7 @@ from baton.drill.run import play
 from baton.drill.scenario import TWICE, Fault, Request, Scenario
 from baton.protos.nouns import Sampling
 from tests.drill.test_roles import QUIET
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 LONG = Sampling(temperature=0.0, max_tokens=100, ignore_eos=True)
 
@@ -46,7 +46,7 @@ def test_who_asks_for_the_role_of_a_worker_that_is_held_hears_that_it_has_change
 
 
 def test_a_router_that_stands_still_as_it_looks_who_has_which_role_leaves_no_role_to_nobody() -> None:
-    """It counts on the other prefill worker, of which another router has made a decode worker meanwhile."""
+    """Plays a router that counts on the other prefill worker, which another router has made a decode worker."""
     stands = Fault("stands", 0.9, "router-0", seconds=8.0, aim="counting")
     asks = (Fault("role", 1.0 + i, f"prefill-{i}", seconds=0.5, asks=i) for i in range(2))
     verdict = play(operated(stands, *asks, prefill=2), keep_story=True)

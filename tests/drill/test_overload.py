@@ -8,7 +8,7 @@ import pytest
 from baton.drill.draw import draw
 from baton.drill.run import play
 from baton.drill.scenario import Size
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 OVERLOADED = Size(overloaded=1.0)
 DIRECT, RATED, HURRIED = 7, 2, 9  # seeds: small queues of two models, calls with keys, requests with SLOs

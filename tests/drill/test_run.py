@@ -38,7 +38,7 @@ from baton.protos.nouns import Sampling
 from baton.router.api.sse import EventStream
 from baton.router.dispatch.role_control import RoleChange, RoleControl
 from baton.router.workers.decode_session import DecodeLease
-from tests.kernels.thorough import first_now, later
+from tests.thorough import first_now, later
 
 DATA = Path(__file__).parents[1] / "data"
 

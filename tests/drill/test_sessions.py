@@ -11,7 +11,7 @@ from baton.drill.language import oracle
 from baton.drill.run import play
 from baton.drill.scenario import Scenario, Size
 from baton.router.dispatch.affinity import SessionHomes
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 TALKS = Size(kinds=(), conversing=1.0, requests=4, flooded=0.0, overloaded=0.0, adapted=0.0, scaled=0.0, keyed=0.0)
 

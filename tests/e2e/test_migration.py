@@ -23,7 +23,7 @@ from tests.conformance.checkpoints import make
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.migration import KINDS, Damage, StreamedAnswer, ask, damage, drawn, kill_under, report
 from tests.e2e.paced import slow_profile
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 KILLS = int(os.environ.get("BATON_SOAK_KILLS", "200"))
 ON_CPU = 0.3  # of them

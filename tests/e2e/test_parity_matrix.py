@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.e2e.fleet import DRAFT, Fleet
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 WAYS = {
     "colocated": {"colocated": True},

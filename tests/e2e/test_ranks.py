@@ -17,7 +17,7 @@ from tests.conformance.checkpoints import make
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.engine.backends.ranks.other_host import children, other_host
 from tests.engine.backends.ranks.threads import SharedDriver
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 from tests.tls.papers import authority
 
 RECEIVED = "baton_kv_received_bytes_total"

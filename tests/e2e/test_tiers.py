@@ -10,8 +10,8 @@ import pytest
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
-from tests.kernels.thorough import first_now
 from tests.kv.tiers.buckets import served_bucket
+from tests.thorough import first_now
 
 PAGES, PROMPT = 80, 500  # room for two prompts at once
 MANY = 5  # prompts of 32 blocks each: more than the device holds

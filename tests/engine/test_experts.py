@@ -25,7 +25,7 @@ from baton.protos.errors import CheckpointError
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import prompts
 from tests.engine.small_models import load, model, require_the_references_tokens, require_the_same_bits
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 GREEDY = Sampling(temperature=0.0, max_tokens=8, logprobs=1)
 needs_native = pytest.mark.skipif(native.library() is None, reason="no native kernels here")

@@ -27,7 +27,7 @@ from tests.conformance.checkpoints import make, prompts
 from tests.conformance.drive import Driver
 from tests.conformance.kinds import KINDS
 from tests.engine.small_models import load, model, require_the_references_tokens, require_the_same_bits
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 GREEDY = Sampling(temperature=0.0, max_tokens=5, logprobs=1)
 FAMILIES = ("gemma2", "gpt_oss", "gemma3", "olmo2", "phi3")

@@ -14,7 +14,7 @@ from baton.engine.sampling import choose, spread_of, uniform
 from baton.kernels.registry import kernels
 from baton.protos.errors import BatonError
 from baton.protos.nouns import Sampling
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 DRAW = kernels().sample
 

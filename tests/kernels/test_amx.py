@@ -17,7 +17,7 @@ from tests.kernels import amx_suite as suite
 from tests.kernels import attention_suite, head_suite, linear_suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant, sound
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = [needs_native, pytest.mark.skipif(suite.ON not in native.testable(), reason="this CPU has no AVX2")]
 ATTENTION = ("paged_attention", "rope_append")

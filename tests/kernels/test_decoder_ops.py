@@ -12,7 +12,7 @@ from baton.kernels.abi import native
 from tests.kernels import decoder_ops_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant, sound
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 

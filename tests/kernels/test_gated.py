@@ -10,7 +10,7 @@ from baton.kernels.abi import build, native
 from tests.kernels import gated_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant, sound
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 OPS = ("linear", "swiglu", "rms_norm")

@@ -12,7 +12,7 @@ from baton.kernels.paged_attention.native import append
 from tests.kernels import attention_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 

@@ -14,7 +14,7 @@ from tests.kernels import cascade_suite as suite
 from tests.kernels.attention_suite import oracle
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 NATIVE = ("cascade_attention", "paged_attention", "rope_append")
 DTYPES = ("float32", "float16", *suite.DTYPES)

@@ -20,7 +20,7 @@ from baton.kernels.linear.rounding import EXACT, WHOLE, best_scale
 from tests.kernels import linear_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant, sound
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 

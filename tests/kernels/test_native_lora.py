@@ -11,7 +11,7 @@ from baton.kernels.abi import build, native
 from tests.kernels import lora_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 

@@ -17,7 +17,7 @@ from tests.kernels import moe_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.linear_suite import in_any_order
 from tests.kernels.mutants import is_caught, mutant
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 

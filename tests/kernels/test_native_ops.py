@@ -20,7 +20,7 @@ from tests.kernels.rows_suite import (
     rms_norm,
     swiglu_is_exact,
 )
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 

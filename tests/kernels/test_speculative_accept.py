@@ -12,7 +12,7 @@ from baton.kernels.registry import implementation
 from tests.kernels import accept_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 VOCABS = (2, 15, 17, 1000, 4099)

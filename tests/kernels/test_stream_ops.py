@@ -13,7 +13,7 @@ from tests.kernels import stream_ops_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant, sound
 from tests.kernels.span_suite import near
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = needs_native
 

@@ -23,7 +23,7 @@ from baton.kernels.paged_attention.native import page_bytes
 from baton.kernels.paged_attention.stored import ELEMENTS
 from baton.kernels.registry import ops, torch_ops
 from tests.kernels.conftest import needs_native
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 
 def ordered(weight: Tensor, bits: int) -> PackedWeight:

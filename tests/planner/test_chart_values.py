@@ -16,7 +16,7 @@ from baton.planner.costs.worker import worker_costs
 from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.traces.trace import Trace
 from tests.deploy.helm.charts import render_text
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 pytestmark = pytest.mark.usefixtures("helm_engine")
 DATA = Path(__file__).parents[1] / "data"

@@ -13,7 +13,7 @@ import uvloop
 
 from baton.process import loop_watch
 from baton.process.loop_watch import LoopWatch
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 pytestmark = pytest.mark.usefixtures("settled_heap")
 

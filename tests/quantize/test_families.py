@@ -37,8 +37,8 @@ from tests.conformance.drive import Driver
 from tests.conformance.encoders import make_encoder
 from tests.conformance.kinds import KINDS
 from tests.conformance.small_kinds import SMALL, SMALL_BASE
-from tests.kernels.thorough import first_now, later
 from tests.quantize.test_run import Moved, loaded
+from tests.thorough import first_now, later
 
 SIZES = {  # that blocks of 64 and packs of 8 divide
     "hidden_size": 128,

@@ -31,8 +31,8 @@ from baton.quantize.run import quantize
 from baton.quantize.schemes import COMPRESSED, Recipe, grid_of
 from baton.quantize.source import Source
 from baton.quantize.stats import ActivationStats
-from tests.kernels.thorough import later
 from tests.quantize.conftest import Made
+from tests.thorough import later
 
 Samples = list[list[int]]
 READ = {  # and how far a weight may be off, as a share of its largest

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from baton.protos.errors import BatonError, Cancelled, CorruptFrame, PoolExhausted, WorkerLost
-from tests.kernels.thorough import first_now
 from tests.router.fake_services import answer_of
 from tests.router.fake_workers import cluster, collect, until
+from tests.thorough import first_now
 
 FAULTS = (CorruptFrame("bad"), PoolExhausted("full"), WorkerLost("gone"))
 CLIENTS, REQUESTS = 12, 10  # requests of each, one after the other

@@ -20,10 +20,10 @@ from baton.router.observe.decisions import KEPT_REQUESTS
 from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
 from tests.growth import grown, sizes
-from tests.kernels.thorough import later
 from tests.router.fake_services import FakeWorker
 from tests.router.fake_workers import Cluster, cluster
 from tests.router.parts import generation_of, surfaces_of
+from tests.thorough import later
 
 AT_ONCE = 50
 # What is kept of past requests on purpose, with the most that may be there.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.process.processes import wait_exit
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 from tests.worker.host_rig import Host
 
 PLANTED = """

@@ -296,7 +296,7 @@ async def test_nonsense_is_refused_by_field(role: str, grace: float, field: str)
 
 
 async def test_a_role_that_was_asked_for_in_a_turn_that_is_over_is_not_begun(redis: Redis) -> None:
-    """What was on its way for long would undo what another router has counted on since."""
+    """Plays a call that was on its way for long: obeying it would undo what another router has counted on since."""
     turns, ctl = RoleTurns(redis, "ns", "router"), control(Service(), [])
     member: Any = SimpleNamespace(beat=lambda: ready(True))
     ctl.announce = membership.RoleAnnouncer(member, membership.RoleWishes(redis, "ns")).announce

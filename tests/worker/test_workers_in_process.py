@@ -15,7 +15,7 @@ from baton.decode_worker.io import service as decode_service
 from baton.prefill_worker.io import service as prefill_service
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, StaleEpoch, WorkerLost
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 from tests.worker.house import Chaos, house, oracle, prompt_of, request
 
 

@@ -281,7 +281,10 @@ def setup_tracing(service: str, endpoint: str, instance: str = "") -> Callable[[
 
 
 class _Spans:
-    """Where this process's spans go, and the provider of those of a service that was renamed; None: the first."""
+    """Holds where this process exports its spans, and the tracer provider of a service that was renamed.
+
+    Both are None until then: nothing is exported, and spans are of the provider that was set first.
+    """
 
     processor: SpanProcessor | None = None
     renamed: TracerProvider | None = None

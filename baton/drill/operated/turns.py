@@ -39,7 +39,7 @@ def with_turns(scenario: Scenario, span: float, kinds: Sequence[FaultKind], shar
     """
     rng = random.Random(f"turns {scenario.seed}")
     asked: list[FaultKind] = [kind for kind in ("role", "role", "ratio") if kind in kinds]
-    if rng.random() >= share or not asked or not _may_change(scenario):
+    if rng.random() >= share or not (asked and scenario.faults and scenario.may_change_roles):
         return scenario
     routers = rng.choice((2, 2, 3))
     workers = _workers(scenario.prefill, scenario.decode)
@@ -90,7 +90,9 @@ def with_held(scenario: Scenario, span: float, kinds: Sequence[FaultKind], share
     are held meanwhile. In half of them nothing else goes wrong.
     """
     rng = random.Random(f"held {scenario.seed}")
-    if rng.random() >= share or not {"role", "hold"} <= set(kinds) or not _may_change(scenario):
+    if rng.random() >= share or not {"role", "hold"} <= set(kinds):
+        return scenario
+    if not (scenario.faults and scenario.may_change_roles):
         return scenario
     calm = rng.random() < 0.5
     faults = [] if calm else list(scenario.faults)
@@ -119,12 +121,6 @@ def _over_rest(scenario: Scenario, calm: bool) -> Scenario:
     )
     controlled = scenario.controller or (calm and scenario.models == 1 and rng.random() < 0.5)
     return msgspec.structs.replace(scenario, faults=faults, controller=controlled)
-
-
-def _may_change(scenario: Scenario) -> bool:
-    """Returns whether operators may change roles in ``scenario``, which has faults."""
-    floats = any(kind.dtype for kind in scenario.page_kinds)
-    return bool(scenario.faults) and not scenario.placed and not floats
 
 
 def _with_faults(scenario: Scenario, faults: list[Fault], calm: bool) -> Scenario:

@@ -140,7 +140,7 @@ def with_drains(scenario: Scenario, span: float, kinds: Sequence[FaultKind], sha
     if "drain" not in kinds or not drawn:
         return scenario
     role = rng.choice(("prefill", "decode", "decode"))
-    changing = "role" in kinds and not scenario.placed and not any(kind.dtype for kind in scenario.page_kinds)
+    changing = "role" in kinds and scenario.may_change_roles
     if changing:  # the last worker of a role keeps it
         scenario = msgspec.structs.replace(scenario, **{role: max(2, getattr(scenario, role))})
     rolled = [f"{role}-{i}" for i in range(scenario.prefill if role == "prefill" else scenario.decode)]

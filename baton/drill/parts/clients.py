@@ -192,9 +192,8 @@ class Clients:
             self._judge.violated(f"{name}: the application ended without the end of its reply: {error!r}")
             return
         late = took - (request.deadline_after or math.inf)
-        if (
-            late > self._late_s + (QUEUED_PIECES + request.n + 2) * request.read_pause
-        ):  # what is written may be read late
+        unread_s = (QUEUED_PIECES + request.n + 2) * request.read_pause  # what is written may be read late
+        if late > self._late_s + unread_s:
             self._judge.violated(f"{name} ends {late:.1f} s after its deadline")
         said = self._judge.replied(request, call.status, bytes(call.body))
         self._queues.refused(request, said, seeded_loop().true_time(), call.advised or call.status == 200)

@@ -22,6 +22,7 @@ from baton.console.cluster.workers import (
     version_of,
 )
 from baton.launch.redis_server import RedisServer
+from baton.launch.run_files import RunFiles
 from baton.launch.single import run_router
 from baton.protos.errors import ConfigError, NoWorker
 from baton.protos.measurements import WorkerLoad
@@ -170,3 +171,17 @@ def test_a_router_that_could_not_start_leaves_no_sign_of_a_running_cluster(tmp_p
         with pytest.raises(ConfigError, match="no keys"):
             run_router(config)
         assert not Path(folder, "config.json").exists()
+
+
+def test_a_router_is_refused_the_folder_of_another_and_leaves_its_files() -> None:
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
+        first = RunFiles(Path(folder), alone=True)
+        first.config.write_text("of the first")
+        config = BatonConfig(
+            redis=RedisConfig(url="unix:///nowhere"), cluster=ClusterConfig(run_dir=folder),
+            worker=WorkerConfig(device="paced:zero"),
+        )  # fmt: skip
+        with pytest.raises(ConfigError, match="is in use by the cluster of process"):
+            run_router(config)
+        assert first.config.read_text() == "of the first"
+        first.tidy()

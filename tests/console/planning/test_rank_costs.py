@@ -21,8 +21,8 @@ from baton.protos.measurements import StepCurve, TransferCurve
 from tests.conformance.checkpoints import make
 from tests.engine.test_models import program
 from tests.kernels.conftest import needs_native
-from tests.kernels.thorough import later
 from tests.planner.test_budget import planned
+from tests.thorough import later
 
 KINDS = ["deepseek_v2", "gemma2", "gpt_oss", "llama", "mixtral", "olmo2", "phi3", "qwen2", "qwen3_moe"]
 

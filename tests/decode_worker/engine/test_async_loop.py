@@ -27,7 +27,7 @@ from baton.protos.errors import BatonError
 from baton.protos.nouns import Sampling, TokenRun
 from tests.decode_worker.engine.loop_bench import KV, MODEL, VOCAB, Bench, answer, prompt_of, request
 from tests.decode_worker.test_preemption import Engine, Run, paced, real, same, told, undisturbed
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 SEEDS = 40
 STOPS = tuple(range(0, VOCAB, 9))

@@ -28,7 +28,7 @@ from tests.conformance.drive import Driver
 from tests.conformance.kinds import KINDS
 from tests.conformance.small_kinds import SMALL
 from tests.engine.adapters.adapter_files import ATTENTION, EVERYWHERE, EXPERTS, HEAD, MIXTRAL, merge, write
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -21,7 +21,7 @@ from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.row_cost import RowCost
 from tests.engine.speculate.texts import Written
 from tests.engine.speculate.world import steep, wrote
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 
 def falling(chances: list[float]) -> list[float]:

@@ -27,7 +27,7 @@ from tests.engine.speculate.world import (
     sloped,
     stairs,
 )
-from tests.kernels.thorough import first_now, later
+from tests.thorough import first_now, later
 
 MACHINES = (flat, sloped, stairs)
 

@@ -14,7 +14,7 @@ from baton.engine.speculate.suffix import Suffix
 from baton.engine.speculate.watch import MOST_PLACES, EarlierView, earlier, places
 from tests.engine.speculate.texts import Written
 from tests.engine.speculate.world import Clock, Costly, Known, Machine, flat, gentle, play, quick
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 CALL_S, AGAIN = 100e-6, 0.25  # of 2 ms: it is felt; with warm caches less
 

@@ -20,7 +20,7 @@ from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.protos.errors import BatonError
 from baton.protos.nouns import Sampling
 from tests.kernels.cuda.steps import Kind, model, simt
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

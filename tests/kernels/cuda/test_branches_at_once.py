@@ -13,7 +13,7 @@ from baton.kernels.cuda import shim
 from baton.kernels.cuda.library import CudaLibrary
 from tests.kernels.cuda.branching import ONE_LAYER, caught, check, runner
 from tests.kernels.cuda.steps import Kind, simt
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -24,7 +24,7 @@ from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight, pack_b
 from tests.kernels import linear_suite as suite
 from tests.kernels.cuda import test_linear as few
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 STAND_IN = Path(__file__).with_name("stand_in_cublaslt.c")
 SHAPES = ((1, 1), (100, 72), (97, 385), (31, 1040), (200, 769))

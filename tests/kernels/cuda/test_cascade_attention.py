@@ -13,7 +13,7 @@ from baton.kernels.cuda import build, shim
 from tests.kernels import cascade_suite as suite
 from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 OPS = ("cascade_attention", "paged_attention", "rope_append")
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "2")))

@@ -15,7 +15,7 @@ from baton.kernels.linear.packed import quantize
 from baton.kernels.linear.packed_floats import pack_f32
 from tests.kernels import dense_suite as suite
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 OPS = ("dense", "linear")
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))

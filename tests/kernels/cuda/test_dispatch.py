@@ -14,7 +14,7 @@ from baton.kernels.linear import cpu
 from tests.kernels import linear_suite as suite
 from tests.kernels.cuda import test_linear as few
 from tests.kernels.cuda import test_prefill as many
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 FEWEST, SHIM, CARD, MOST = 1, 3, 132, 1_000_000
 # n, k, m: three tiles of 128 rows by 256 outputs, of which ``wide`` makes six of 128 by 128.

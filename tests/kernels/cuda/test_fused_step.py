@@ -21,7 +21,7 @@ from baton.kernels.abi import native
 from baton.kernels.cuda import on_gpu
 from baton.kernels.cuda.library import CudaLibrary
 from tests.kernels.cuda import steps
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

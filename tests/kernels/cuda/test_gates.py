@@ -20,7 +20,7 @@ from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, check, ledger, table
 from baton.kernels.cuda.machine_code import disassembly, in_flight, occupancy
 from baton.kernels.cuda.names import short
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 KERNEL = "_ZN5baton39_GLOBAL__N__52f0b7aa_7_cuda_cu_80e38b756appendILi3ELi8EEEvNS0_4CallE"
 PTXAS = """

@@ -19,7 +19,7 @@ from baton.kernels.linear import cpu, reference
 from baton.kernels.linear.packed import PackedWeight, pack_e4m3, pack_integers, quantize
 from tests.kernels import linear_suite as suite
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 OPS = ("linear", "swiglu")
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))

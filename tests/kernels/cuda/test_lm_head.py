@@ -17,7 +17,7 @@ from baton.kernels.linear.reference import e4m3_rows
 from tests.kernels import head_suite as suite
 from tests.kernels.linear_suite import off
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))
 SHAPES = ((1, 1, 1), (63, 8, 3), (65, 385, 2))

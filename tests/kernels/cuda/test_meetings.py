@@ -11,7 +11,7 @@ from baton.kernels.abi.native import I32, P
 from baton.kernels.cuda import build
 from baton.kernels.cuda.shim import Simt
 from tests.kernels.compilers import needs_compiler
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 GATE, OPEN, COUNTS = 32, 96, 128  # grid.cuh: GridCount
 BLOCKS, MOST_ROWS = 4, 8

@@ -27,7 +27,7 @@ from tests.kernels.compilers import needs_compiler
 from tests.kernels.cuda.steps import DRAWN, STEP_OPS, steps
 from tests.kernels.megakernel_case import Batch, Case, Kind, Shape, agrees, llama
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -14,7 +14,7 @@ from tests.kernels import expert_adapters_suite as adapted
 from tests.kernels import moe_suite as suite
 from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "2")))
 

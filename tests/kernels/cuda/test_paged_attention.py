@@ -10,7 +10,7 @@ import torch
 from baton.kernels.cuda import build, shim
 from tests.kernels import attention_suite as suite
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 OPS = ("paged_attention", "rope_append")
 DTYPES = ("bfloat16", "int8", "fp8_e4m3")

@@ -14,7 +14,7 @@ from baton.kernels.linear.packed import PackedWeight
 from tests.kernels import linear_suite as suite
 from tests.kernels.cuda import test_linear as few
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 # The shim has three multiprocessors: three tiles of 128 rows by 256 outputs are many. n, k, m.
 SHAPES = ((700, 72, 65), (66, 520, 257), (513, 1000, 130), (130, 385, 500), (256, 1024, 300))

@@ -15,7 +15,7 @@ from baton.kernels.cuda.library import Rehearsal
 from baton.kernels.paged_attention.native import Item, Pages, item_table
 from tests.kernels import attention_suite as suite
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 OPS = ("prompt_attention", "rope_append")
 P, I32, I64, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float

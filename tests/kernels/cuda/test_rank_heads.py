@@ -26,7 +26,7 @@ from baton.kernels.paged_attention.stored import read_layer
 from baton.protos.nouns import LayerGroup
 from tests.kernels.cuda import steps
 from tests.kernels.cuda.test_layer_streams import two_layers
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

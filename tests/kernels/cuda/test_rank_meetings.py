@@ -24,7 +24,7 @@ from baton.kernels.collective.cards import MOST_CARDS, ExchangeStruct
 from baton.kernels.cuda import build, on_gpu, shim
 from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 STUCK, BEGUN, DONE, LOST = 1 << 16, 8, 12, 16  # exchange.h: CARD_STUCK; where a head has them
 FLAGS, BLOCKS = 128, 32  # where a head's flags begin, and how many a rank has: MOST_MEETING_BLOCKS

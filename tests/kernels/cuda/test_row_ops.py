@@ -26,7 +26,7 @@ from baton.kv.layout.codecs import CODECS, compress, expand, from_float32
 from tests.kernels import attention_suite, kv_copy_suite, rows_suite
 from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 OPS = ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu")
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))

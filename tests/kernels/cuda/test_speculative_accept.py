@@ -10,7 +10,7 @@ import pytest
 from baton.kernels.cuda import build, shim
 from tests.kernels import accept_suite as suite
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))
 

@@ -19,7 +19,7 @@ from tests.kernels import linear_suite as suite
 from tests.kernels.cuda import test_linear as few
 from tests.kernels.cuda import test_prefill as many
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 CARD = 132
 PARTS = (8, 4, 2)

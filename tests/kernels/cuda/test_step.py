@@ -33,7 +33,7 @@ from baton.protos.errors import BatonError, ConfigError
 from baton.protos.nouns import Sampling
 from tests.engine.backends.cuda.test_adapters import adapter
 from tests.kernels.cuda.steps import DRAWN, Kind, model, pages_agree, simt, steps
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -13,10 +13,10 @@ import pytest
 from baton.kv.tiers import s3, shared
 from baton.kv.tiers.blobs import Entry, name_of
 from baton.kv.tiers.s3 import BucketStore
-from tests.kernels.thorough import first_now
 from tests.kv.sharers import PAGE
 from tests.kv.tiers.buckets import served_bucket
 from tests.kv.tiers.shared_worker import CHAIN, MEANING, Worker
+from tests.thorough import first_now
 
 FULL = b"<Error><Code>InsufficientCapacity</Code><Message>no room is left</Message></Error>"
 

@@ -57,7 +57,7 @@ class Tiered(Sharer):
 
     @property
     def held(self) -> set[bytes]:
-        """What the device and the tiers hold."""
+        """Returns the blocks that the device or a tier holds."""
         return {*self.pool.findable()} | self.tiers.hashes()
 
     def report(self) -> None:

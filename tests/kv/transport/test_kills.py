@@ -22,9 +22,9 @@ from baton.prefill_worker.io.handoff import Handoff
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.protos.channel import ReceiveClosed, ShipBlock
 from baton.protos.errors import WorkerLost
-from tests.kernels.thorough import later
 from tests.kv.transport.rigs import grpc_rig, shm_rig, tcp_rig
 from tests.kv.transport.test_handoffs import BLOCKS, Pair, until
+from tests.thorough import later
 
 PAGE, PAGES = 256 << 10, 64
 SENDING = """

@@ -15,7 +15,7 @@ from baton.planner.recorded.validate import validate
 from baton.planner.recorded.vllm_engine import RequestTimes, VllmEngine, VllmSettings
 from baton.planner.recorded.vllm_run import load_run
 from baton.protos.errors import ConfigError
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 RUNS = Path(__file__).parents[2] / "data" / "vllm_real"
 

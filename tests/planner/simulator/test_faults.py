@@ -16,7 +16,7 @@ from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSett
 from baton.planner.simulator.faults import Failure, SimPool, parse_failure, parse_pool
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 DATA = Path(__file__).parents[2] / "data"
 LARGE, SMALL = worker_costs("roofline:llama-3-70b@a800x8"), worker_costs("roofline:llama-3-8b@h100")

@@ -1,4 +1,4 @@
-"""What a worker's report counts over changes of its role."""
+"""Tests that a worker's report counts everything once over changes of its role."""
 
 from __future__ import annotations
 

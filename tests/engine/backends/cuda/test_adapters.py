@@ -28,7 +28,7 @@ from baton.protos.errors import AdapterNotLoaded, AdaptersFull, BatonError
 from baton.protos.nouns import Sampling
 from tests.kernels.cuda.steps import model, simt, steps
 from tests.kernels.mutants import is_caught
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -25,7 +25,7 @@ from baton.worker.engine_main import make_loop
 from baton.worker.spec import EngineSpec, StepSpec
 from tests.engine.backends.cuda.test_drafts import PAGES, Tape, joined
 from tests.engine.backends.cuda.test_runner import PROMPTS, config, model, on_shim, pytestmark
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 __all__ = ["model", "on_shim", "pytestmark"]
 

@@ -26,7 +26,7 @@ from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling, TokenRun
 from tests.engine.backends.cuda.test_runner import ONE_LAYER, PROMPTS, config, model, on_shim, pytestmark
 from tests.engine.speculate.oracle import Bushy, Eager, Oracle
-from tests.kernels.thorough import first_now, later
+from tests.thorough import first_now, later
 
 __all__ = ["model", "on_shim", "pytestmark"]
 

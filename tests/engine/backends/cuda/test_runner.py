@@ -28,7 +28,7 @@ from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 from tests.kernels.compilers import needs_compiler
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -12,7 +12,7 @@ from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import prompts
 from tests.conformance.drive import Driver
 from tests.engine.small_models import load, model, require_the_same_bits
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

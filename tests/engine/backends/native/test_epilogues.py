@@ -15,7 +15,7 @@ from baton.engine.program.ops import Adapt, Add, Linear, Op, RmsNorm, SwiGlu
 from baton.kernels.abi import native
 from baton.kernels.step import structs
 from baton.protos.nouns import Sampling
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 TINY = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 500}  # fmt: skip

@@ -30,7 +30,7 @@ from baton.worker.drafts import make_drafter
 from baton.worker.spec import EngineSpec
 from tests.conformance.checkpoints import make, prompts
 from tests.conformance.drive import Driver
-from tests.kernels.thorough import first_now, later
+from tests.thorough import first_now, later
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -18,7 +18,7 @@ from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make, prompts
 from tests.conformance.drive import Driver
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -29,7 +29,7 @@ from tests.e2e.fleet import wait_for
 from tests.engine.adapters.adapter_files import EVERYWHERE, EXPERTS, MIXTRAL, write
 from tests.engine.adapters.test_equality import SAMPLES, hold
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -9,7 +9,7 @@ import pytest
 from baton.kernels.abi import native
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.quant import forms
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

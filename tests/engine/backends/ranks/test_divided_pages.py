@@ -26,7 +26,7 @@ from baton.protos.nouns import EngineRequest, Sampling
 from tests.conformance.checkpoints import make
 from tests.engine.backends.ranks.far_threads import divide, on_hosts, pages_of, require_only_own_parts
 from tests.engine.backends.ranks.threads import SharedDriver
-from tests.kernels.thorough import first_now, later
+from tests.thorough import first_now, later
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -40,7 +40,7 @@ from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.other_host import children, other_host, serving_agent
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.backends.ranks.threads import SharedDriver
-from tests.kernels.thorough import first_now, later
+from tests.thorough import first_now, later
 from tests.tls.papers import files
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")

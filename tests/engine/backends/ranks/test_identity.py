@@ -18,7 +18,7 @@ from tests.conformance.kinds import KINDS
 from tests.conformance.small_kinds import SMALL
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.test_models import program
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -21,7 +21,7 @@ from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.backends.ranks.test_identity import takes
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
 from tests.engine.test_models import program
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 GREEDY = Sampling(temperature=0.0, max_tokens=9)
 TYPES = sorted({str(kind["model_type"]) for kind in (KINDS | SMALL).values()})

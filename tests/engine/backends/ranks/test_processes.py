@@ -26,7 +26,7 @@ from tests.conformance.checkpoints import make
 from tests.engine.adapters.adapter_files import EVERYWHERE, write
 from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.threads import SharedDriver, ending
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

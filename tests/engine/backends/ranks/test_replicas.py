@@ -23,7 +23,7 @@ from tests.engine.adapters.adapter_files import EXPERTS, MIXTRAL, write
 from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.other_host import children, other_host
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -18,7 +18,7 @@ from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
 from tests.engine.backends.ranks.far_threads import on_hosts
 from tests.engine.backends.ranks.threads import SharedDriver
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 
 def item(seq: int, start: int, tokens: int = 1, source: int | None = None, target: int = 0) -> SequenceStep:

@@ -30,7 +30,7 @@ from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 from tests.engine.backends.torch.fake_graphs import Run, capture
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 SMALL = {"num_hidden_layers": 2, "vocab_size": 200, "hidden_size": 64, "intermediate_size": 96,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip

@@ -308,7 +308,7 @@ async def test_a_conversation_that_the_server_should_hold_is_refused_and_the_cli
 
     @anthropic.beta_async_tool
     async def weather(at: str) -> str:
-        """Tell the weather."""
+        """Tells the weather of a place, as the model reads in the tool's description."""
         return f"fine in {at}"
 
     said = iter([CALL, "Thanks."])

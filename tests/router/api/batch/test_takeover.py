@@ -24,8 +24,8 @@ from baton.router.api.batch import attempts
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import AT_ONCE, BatchLane
 from baton.router.text.catalog import ModelCatalog
-from tests.kernels.thorough import first_now, later
 from tests.router.parts import generation_of
+from tests.thorough import first_now, later
 
 LINES = 1200
 LEASE_S = 2.0  # a busy machine, which is late by a second, still renews it

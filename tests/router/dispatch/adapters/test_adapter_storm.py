@@ -19,9 +19,9 @@ from baton.cluster.adapters import AdapterEntry
 from baton.protos.errors import AdapterTaken, AdapterUnknown, NoWorker, WeightsGone
 from baton.router.adapters import registry
 from baton.router.dispatch.adapters import keeper as adapter_keeper
-from tests.kernels.thorough import first_now
 from tests.router.fake_services import answer_of
 from tests.router.fake_workers import PATIENT, Cluster, cluster, collect, until
+from tests.thorough import first_now
 
 NAMES = ("sql", "style", "code", "law")
 REQUESTS, ACTS, KILLS = 40, 14, 2

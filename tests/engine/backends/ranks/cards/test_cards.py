@@ -31,7 +31,7 @@ from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
 from tests.engine.backends.ranks.threads import SharedDriver, ending
 from tests.kernels.compilers import needs_compiler
-from tests.kernels.thorough import first_now
+from tests.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -20,7 +20,7 @@ from baton.kv.layout.tables import by_window, layers_of_page
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Extent
 from tests.engine.test_models import program
-from tests.kernels.thorough import later
+from tests.thorough import later
 
 LLAMA = program("llama", num_hidden_layers=5)  # 2 KV heads
 LAYOUT = layout_for("bfloat16", LLAMA.groups)
